@@ -116,7 +116,7 @@ pub(super) struct Context {
     /// Whether there is a store that other replicas share.
     pub shared: bool,
     pub registry: Registry,
-    /// The time of the latest step.
+    /// The time of the latest step. Only [`Core::begin_step`](super::core::Core::begin_step) sets it.
     pub now: Instant,
     /// Permits return to a store that has lost them, or was down, before newcomers under strict limits are admitted.
     pub returns: Returns<QueueId>,
@@ -363,20 +363,10 @@ impl Context {
         }
     }
 
-    /// Counts a request admitted by this limit.
-    pub fn note_admission(&mut self, limit: LimitId, waited: Duration) {
-        self.measure(limit, Measure::Admitted(waited));
-    }
-
     pub fn note_cost(&mut self, limit: LimitId, kind: Cost, cost: u64) {
         if cost > 0 {
             self.measure(limit, Measure::Cost(kind, cost));
         }
-    }
-
-    /// Counts a request that goes on although this limit would have refused it.
-    pub fn note_bypass(&mut self, limit: LimitId, kind: AcquireErrorKind) {
-        self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
     /// Counts the end of a permit, by its lease. Each admitted permit ends once: here or in its pool.

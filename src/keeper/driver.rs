@@ -72,7 +72,7 @@ impl Keeper {
         runtime: Result<Handle, AcquireErrorKind>,
     ) -> Result<(), AcquireErrorKind> {
         let id = runtime.as_ref().map(Handle::id).map_err(|kind| *kind);
-        let start = self.with_driver(|core, driver, now| driver.start(core, id, now));
+        let start = self.with_driver(|core, driver| driver.start(core, id));
         let Some(Start { generation, work }) = start? else {
             return Ok(());
         };
@@ -84,8 +84,8 @@ impl Keeper {
         };
         let driver = run(gone, self.sessions(&runtime), work);
         // If it has only been replaced already, a driver is there.
-        let is_gone = runtime.spawn(driver).is_finished()
-            && self.with_driver(|_, driver, _| driver.is_absent());
+        let is_gone =
+            runtime.spawn(driver).is_finished() && self.with_driver(|_, driver| driver.is_absent());
         match self.home.runtime() {
             // The driver has panicked already, and moves.
             Some(home) if is_gone && home.id() != runtime.id() => self.start_driver_on(Ok(home)),
@@ -101,7 +101,7 @@ impl Keeper {
     /// Moves a late driver to a thread of its own.
     fn move_driver(self: &Arc<Self>) {
         let has_thread = self.home.move_to_thread().is_ok();
-        self.with_driver(|core, driver, now| driver.dismiss(core, has_thread, now));
+        self.with_driver(|core, driver| driver.dismiss(core, has_thread));
         // Without another thread, which the system may deny, this runtime has to do.
         let runtime = self.home.runtime().filter(|_| has_thread);
         let _ = self.start_driver_on(Ok(runtime.unwrap_or_else(Handle::current)));
@@ -114,7 +114,7 @@ impl Keeper {
         };
         let kept = self.kept_session(runtime);
         if kept.is_none() {
-            self.with(|core, _| core.leave_connections());
+            self.with(Core::leave_connections);
         }
         let parts = self.peek(|core| core.context().settings.parts);
         let first = kept.unwrap_or_else(|| store.open(Part::default()));
@@ -131,7 +131,7 @@ impl Keeper {
         if self.home.has_thread() {
             return;
         }
-        let (is_new, rested) = self.with_driver(|_, driver, _| {
+        let (is_new, rested) = self.with_driver(|_, driver| {
             let is_new = driver.watch(id, flavor);
             (is_new, driver.end_rest())
         });
@@ -177,8 +177,10 @@ impl Keeper {
         let part = Part::default();
         let mut in_flight = InFlight::new(vec![store.open(part)], self.store_meter.clone());
         let wanted = History::is_wanted();
-        self.with(|core, _| core.set_history_wanted(wanted));
-        let hello = self.with(|core, now| core.hello(part, now));
+        let hello = self.with(|core| {
+            core.context_mut().set_history_wanted(wanted);
+            core.hello(part)
+        });
         self.driver_log().sent(&hello);
         in_flight.send(hello);
         let (id, outcome) = loop {
@@ -188,13 +190,13 @@ impl Keeper {
                 News::Over(id, _, outcome) => break (id, outcome),
                 // The hello fails with its connection.
                 News::Event(_, Event::Disconnected) => {}
-                News::Event(part, event) => self.with(|core, now| core.on_event(part, &event, now)),
+                News::Event(part, event) => self.with(|core| core.on_event(part, &event)),
                 News::Due => {}
             }
         };
-        let unreached = self.with(|core, now| match outcome {
+        let unreached = self.with(|core| match outcome {
             Ok(reply) => {
-                core.on_reply(id, reply, now);
+                core.on_reply(id, reply);
                 Ok(None)
             }
             Err(refused) if refused.failure == Failure::Refused => {
@@ -205,7 +207,7 @@ impl Keeper {
                 let message = error.message.clone();
                 // Not retried: no request waits for this hello, nor should the first request have to.
                 let failure = Failure::TimedOut;
-                core.on_failure(id, &ExchangeError { failure, error }, now);
+                core.on_failure(id, &ExchangeError { failure, error });
                 Ok(Some(message))
             }
         })?;
@@ -259,9 +261,9 @@ async fn drive(
         // Asked without the lock: a subscriber is foreign code.
         let wanted = History::is_wanted();
         let is_logged = DriverLog::is_wanted();
-        keeper.with_driver(|core, driver, now| {
-            core.set_history_wanted(wanted);
-            let (exchanges, until) = driver.next_step(core, generation, now)?;
+        keeper.with_driver(|core, driver| {
+            core.context_mut().set_history_wanted(wanted);
+            let (exchanges, until) = driver.next_step(core, generation)?;
             let timer = until.filter(|_| is_logged);
             Some((exchanges, until, timer.and_then(|at| core.timer_at(at))))
         })
@@ -284,17 +286,17 @@ async fn drive(
             () = yield_now(), if has_more => continue,
         };
         log.heard(&news);
-        let silent = keeper.with_driver(|core, driver, now| {
+        let silent = keeper.with_driver(|core, driver| {
             // A dismissed driver has only outdated knowledge.
             if !driver.is_present(generation) {
                 return None;
             }
-            driver.goes_on(now);
+            driver.goes_on(core.now());
             match news {
-                News::Event(part, event) => core.on_event(part, &event, now),
-                News::Over(id, _, Ok(reply)) => core.on_reply(id, reply, now),
+                News::Event(part, event) => core.on_event(part, &event),
+                News::Over(id, _, Ok(reply)) => core.on_reply(id, reply),
                 News::Over(id, _, Err(error)) => {
-                    let is_in_use = core.on_failure(id, &error, now);
+                    let is_in_use = core.on_failure(id, &error);
                     return (is_in_use && error.failure == Failure::TimedOut).then_some(id.part);
                 }
                 // The next step does the due work.
@@ -324,8 +326,7 @@ impl Drop for Gone {
             Ok(true) => Panic::Elsewhere,
             Ok(false) | Err(_) => Panic::OnOwnThread,
         });
-        (self.keeper)
-            .with_driver(|core, driver, now| driver.on_gone(core, self.generation, panic, now));
+        (self.keeper).with_driver(|core, driver| driver.on_gone(core, self.generation, panic));
     }
 }
 
@@ -353,7 +354,7 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
         }
         // Before the check, so that the rest misses no request that comes after it.
         let wanted = keeper.wanted.notified();
-        let finding = keeper.with_driver(|core, driver, now| driver.check_driver(core, now));
+        let finding = keeper.with_driver(|core, driver| driver.check_driver(core));
         let is_idle = matches!(finding, WatchdogFinding::Idle | WatchdogFinding::Holding);
         idle = if is_idle { idle + 1 } else { 0 };
         match finding {
@@ -381,7 +382,7 @@ struct WatchGuard {
 
 impl Drop for WatchGuard {
     fn drop(&mut self) {
-        (self.keeper).with_driver(|_, driver, _| driver.unwatch(self.runtime, self.has_panicked));
+        (self.keeper).with_driver(|_, driver| driver.unwatch(self.runtime, self.has_panicked));
     }
 }
 

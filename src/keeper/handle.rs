@@ -66,27 +66,27 @@ impl KeeperHandle {
 impl KeeperHandle {
     /// Bounds a held permit. Bounds need a runtime.
     pub fn bound(&self, leases: &Leases, bounds: Bounds) {
-        self.act(|core, now| {
+        self.act(|core| {
             let leases = leases.all().iter();
-            leases.for_each(|lease| core.bound(lease, bounds, now));
+            leases.for_each(|lease| core.bound(lease, bounds));
         });
     }
 
     pub fn release(&self, leases: &Leases) {
         self.close_accounts(leases);
-        self.give_back(|core, now| core.release(leases, now));
+        self.give_back(|core| core.release(leases));
     }
 
     pub fn cancel(&self, id: RequestId) {
-        self.give_back(|core, now| core.cancel(id, now));
+        self.give_back(|core| core.cancel(id));
     }
 
     /// Runs a step that frees a slot or a place, and starts a driver if the store has to be told and no driver is there.
     /// Costs less than [`act`](Self::act), since a release in memory has no timers.
     #[inline]
-    fn give_back(&self, step: impl FnOnce(&mut Core, Instant)) {
-        let is_untold = self.keeper.with_driver(|core, driver, now| {
-            step(core, now);
+    fn give_back(&self, step: impl FnOnce(&mut Core)) {
+        let is_untold = self.keeper.with_driver(|core, driver| {
+            step(core);
             driver.is_absent() && core.context().shared
         });
         if is_untold {
@@ -105,12 +105,12 @@ impl KeeperHandle {
         let mut waits = Vec::new();
         for lease in leases.all() {
             let (confirmation, confirmed) = Confirmation::new();
-            let limit = keeper.with(|core, now| core.release_confirmed(lease, confirmation, now));
+            let limit = keeper.with(|core| core.release_confirmed(lease, confirmation));
             waits.extend(limit.map(|limit| (limit, confirmed)));
         }
         // Without a runtime nothing is sent, and no driver would give up on the confirmation.
         if !waits.is_empty() && keeper.start_driver().is_err() {
-            keeper.with(|core, _| core.end_confirmations());
+            keeper.with(|core| core.context_mut().end_confirmations(None));
         }
         keeper.watch_driver();
         // While this future waits, the driver must not consider the limiter dropped.
@@ -129,21 +129,21 @@ impl KeeperHandle {
 
     /// Pauses the key of a permit's slot under this limit, in all replicas. Returns whether the permit has such a slot.
     pub fn pause(&self, leases: &Leases, limit_name: &str, length: Duration) -> bool {
-        self.act(|core, now| core.pause(leases, limit_name, length, now))
+        self.act(|core| core.pause(leases, limit_name, length))
     }
 
     /// Pauses a key in all replicas.
     pub fn pause_key(&self, limit: LimitId, key: (&Key, Option<LimitValue>), length: Duration) {
-        self.act(|core, now| core.pause_key(limit, key, length, now));
+        self.act(|core| core.pause_key(limit, key, length));
     }
 
     /// Ends the pause of a key, for which each replica that remembers it is to be asked. Returns whether this one does.
     pub fn resume(&self, limit: LimitId, key: &Key) -> bool {
-        self.act(|core, now| core.resume(limit, key, now))
+        self.act(|core| core.resume(limit, key))
     }
 
     /// Runs a step of the core, and starts a driver if one is needed then. Without a runtime nothing is sent.
-    fn act<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
+    fn act<R>(&self, step: impl FnOnce(&mut Core) -> R) -> R {
         self.try_act(step).0
     }
 
@@ -151,10 +151,10 @@ impl KeeperHandle {
     #[inline(always)]
     pub(super) fn try_act<R>(
         &self,
-        step: impl FnOnce(&mut Core, Instant) -> R,
+        step: impl FnOnce(&mut Core) -> R,
     ) -> (R, Result<(), AcquireErrorKind>) {
-        let (result, is_rare) = self.keeper.with_driver(|core, driver, now| {
-            let result = step(core, now);
+        let (result, is_rare) = self.keeper.with_driver(|core, driver| {
+            let result = step(core);
             let falls_back = core.context().registry.fallbacks.decide();
             (result, driver.is_needed(core) || falls_back)
         });
@@ -169,10 +169,7 @@ impl KeeperHandle {
     /// Starts a driver if one is needed. While fallbacks decide, no request waits, so this also checks that the driver runs.
     #[cold]
     fn see_to_driver(&self) -> Result<(), AcquireErrorKind> {
-        let is_late = self
-            .keeper
-            .with_driver(|core, driver, now| driver.is_late(core, now));
-        if is_late {
+        if (self.keeper).with_driver(|core, driver| driver.is_late(core)) {
             self.keeper.watch_driver();
         }
         self.keeper.start_driver()
@@ -184,12 +181,12 @@ impl KeeperHandle {
         fee: &Fee,
         change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>,
     ) {
-        self.act(|core, now| core.change_account(fee, now, change));
+        self.act(|core| core.change_account(fee, change));
     }
 
     /// The state of a rate, as far as this permit knows it.
     pub fn quota_of(&self, fee: &Fee, reader: QuotaReader) -> Option<Quota> {
-        (self.keeper).with(|core, now| core.account_quota(fee, reader, now))
+        (self.keeper).with(|core| core.account_quota(fee, reader))
     }
 
     fn close_accounts(&self, leases: &Leases) {
@@ -221,8 +218,7 @@ impl KeeperHandle {
 
     /// Undoes an acquisition. Returns the state of its rates afterwards.
     pub fn cancel_granted(&self, taken: Taken) -> Vec<Quota> {
-        self.keeper
-            .with(|core, now| core.cancel_granted(taken, now))
+        self.keeper.with(|core| core.cancel_granted(taken))
     }
 
     /// Makes sure that the leases are renewed.
@@ -240,23 +236,21 @@ impl KeeperHandle {
     /// Whether [`register`](Self::register) would accept the limit.
     #[cfg(feature = "config")]
     pub fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
-        (self
-            .keeper
-            .peek(|core| core.context().registry.check(limit)))
-        .map(drop)
+        let checked = (self.keeper).peek(|core| core.context().registry.check(limit));
+        checked.map(drop)
     }
 
     /// Checks and registers a limit. Returns its id, and its meter, which never changes.
     pub fn register(&self, limit: &Limit) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
         let meter = self.meter_for(limit);
-        let step = |core: &mut Core, _| core.register(limit, &meter);
+        let step = |core: &mut Core| core.register(limit, &meter);
         let (number, meter) = self.declare(limit.is_divided(), step)?;
         meter.expect(limit, self.keeper.store.is_some());
         Ok((number, meter))
     }
 
     /// A step that declares limits. Replicas that divide one connect before their first request, so that they are counted.
-    fn declare<R>(&self, is_divided: bool, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
+    fn declare<R>(&self, is_divided: bool, step: impl FnOnce(&mut Core) -> R) -> R {
         if is_divided {
             self.act(step)
         } else {
@@ -269,7 +263,7 @@ impl KeeperHandle {
         let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
         let limits: Vec<_> = limits.collect();
         let is_divided = limits.iter().any(|(limit, _)| limit.is_divided());
-        self.declare(is_divided, |core, now| core.update(&limits, now))?;
+        self.declare(is_divided, |core| core.update(&limits))?;
         for (limit, meter) in &limits {
             meter.expect(limit, self.keeper.store.is_some());
         }
@@ -312,12 +306,12 @@ impl KeeperHandle {
     pub fn steer(&self, overrides: InForce) {
         let overrides = Arc::new(overrides);
         // Without a runtime nothing ends them in time; the next step does.
-        self.act(|core, now| core.steer(overrides, now));
+        self.act(|core| core.steer(overrides));
     }
 
     #[cfg(feature = "config")]
     pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, Option<LimitValue>>) {
-        (self.keeper).with(|core, now| core.set_values(limit_name, values, now));
+        (self.keeper).with(|core| core.set_values(limit_name, values));
     }
 }
 
@@ -337,7 +331,7 @@ impl KeeperHandle {
         key: (&Key, Option<LimitValue>),
     ) -> Result<Usage, AcquireErrorKind> {
         let (inquiry, answer) = Inquiry::new();
-        (self.keeper).with(|core, now| core.inquire(limit, key, inquiry, now));
+        (self.keeper).with(|core| core.inquire(limit, key, inquiry));
         self.keeper.start_driver()?;
         self.keeper.watch_driver();
         answer.await.map_err(|_| AcquireErrorKind::Unavailable)
@@ -346,7 +340,7 @@ impl KeeperHandle {
     pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
         let report = self.keeper.shutdown(grace).await;
         if report.unconfirmed > 0 {
-            (self.keeper).with(|core, _| core.log_unconfirmed(report.unconfirmed));
+            (self.keeper).with(|core| core.log_unconfirmed(report.unconfirmed));
         }
         self.keeper.control.leave().await;
         report
@@ -407,7 +401,7 @@ impl KeeperHandle {
 impl Drop for KeeperHandle {
     fn drop(&mut self) {
         let has_thread = self.keeper.home.has_thread();
-        self.keeper.with_driver(|core, driver, _| {
+        self.keeper.with_driver(|core, driver| {
             core.orphan();
             // A remaining driver reports them if it ends first. A dedicated thread may end unseen, with the process.
             if driver.is_absent() || has_thread {
@@ -427,7 +421,7 @@ pub(crate) struct BoundPool {
 impl KeeperHandle {
     /// The pool of a key, if its limit reuses slots.
     pub fn bind(&self, limit: LimitId, key: &Key) -> Option<Arc<BoundPool>> {
-        let (queue, pool) = self.keeper.with(|core, now| core.bind(limit, key, now))?;
+        let (queue, pool) = self.keeper.with(|core| core.bind(limit, key))?;
         Some(Arc::new(BoundPool {
             keeper: self.keeper.clone(),
             queue,
@@ -470,7 +464,6 @@ impl fmt::Debug for BoundPool {
 
 impl Drop for BoundPool {
     fn drop(&mut self) {
-        self.keeper
-            .with(|core, _| core.unbind(self.queue, &self.pool));
+        (self.keeper).with(|core| core.unbind(self.queue, &self.pool));
     }
 }

@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     context::{Settings, earliest},
     core::{Core, Outgoing},
-    effects::Effects,
+    effects::{Effects, LogEvent},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -105,24 +105,21 @@ impl Keeper {
     }
 
     /// Runs one step of the core, and then its effects.
-    pub(super) fn with<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
-        self.with_driver(|core, _, now| step(core, now))
+    pub(super) fn with<R>(&self, step: impl FnOnce(&mut Core) -> R) -> R {
+        self.with_driver(|core, _| step(core))
     }
 
     /// As [`with`](Self::with), with the driver's state.
     #[inline]
-    pub(super) fn with_driver<R>(
-        &self,
-        step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
-    ) -> R {
+    pub(super) fn with_driver<R>(&self, step: impl FnOnce(&mut Core, &mut DriverState) -> R) -> R {
         // Read before locking, so a step may see time go back by the time it took to lock. Whatever counts from it then
         // ends early, never late.
         let now = Instant::now();
         let (marker, mut locked) = self.lock();
         let Locked { core, driver } = &mut *locked;
-        let result = step(core, driver, now);
+        let result = step(core.begin_step(now), driver);
         let (effects, is_ending) = (core.take_effects(), core.context().ending.has_begun());
-        let nudge = driver.nudge(core, now);
+        let nudge = driver.nudge(core);
         drop((marker, locked));
         self.after_step(effects, is_ending, nudge);
         result
@@ -224,7 +221,7 @@ pub(super) enum WatchdogFinding {
 impl DriverState {
     /// Whether a driver that is due does not run.
     #[inline(never)]
-    pub fn is_late(&self, core: &Core, now: Instant) -> bool {
+    pub fn is_late(&self, core: &Core) -> bool {
         let due = match self.stage {
             DriverStage::Absent => None,
             DriverStage::Woken(at) => Some(at),
@@ -235,7 +232,7 @@ impl DriverState {
                 earliest(until, core.answer_due(since))
             }
         };
-        due.is_some_and(|due| now >= due + core.context().settings.store_timeout / 2)
+        due.is_some_and(|due| core.now() >= due + core.context().settings.store_timeout / 2)
     }
 
     /// Whether this generation is the current one.
@@ -255,16 +252,16 @@ impl DriverState {
 
     /// Wakes a parked driver that has to run earlier than planned.
     #[inline]
-    pub fn nudge(&mut self, core: &Core, now: Instant) -> Option<Arc<Notify>> {
+    pub fn nudge(&mut self, core: &Core) -> Option<Arc<Notify>> {
         let DriverStage::Parked { until, .. } = self.stage else {
             return None;
         };
         let due = core.next_due();
         let sooner = due.is_some_and(|due| until.is_none_or(|until| due < until));
-        if !sooner && !core.may_send(now) && !core.is_over() {
+        if !sooner && !core.may_send() && !core.is_over() {
             return None;
         }
-        Some(self.wake(now))
+        Some(self.wake(core.now()))
     }
 
     fn wake(&mut self, now: Instant) -> Arc<Notify> {
@@ -282,13 +279,12 @@ impl DriverState {
         &mut self,
         core: &Core,
         runtime: Result<runtime::Id, AcquireErrorKind>,
-        now: Instant,
     ) -> Result<Option<Start>, AcquireErrorKind> {
         if !self.is_needed(core) {
             return Ok(None);
         }
         let runtime = runtime?;
-        if self.rests_until.is_some_and(|until| now < until) {
+        if self.rests_until.is_some_and(|until| core.now() < until) {
             return Err(AcquireErrorKind::NoRuntime);
         }
         self.generation += 1;
@@ -297,7 +293,7 @@ impl DriverState {
         self.has_run = false;
         Ok(Some(Start {
             generation: self.generation,
-            work: self.wake(now),
+            work: self.wake(core.now()),
         }))
     }
 
@@ -306,48 +302,41 @@ impl DriverState {
         &mut self,
         core: &mut Core,
         generation: u64,
-        now: Instant,
     ) -> Option<(Vec<Outgoing>, Option<Instant>)> {
         if !self.is_present(generation) {
             return None;
         }
         self.has_run = true;
-        core.on_time(now);
+        core.on_time();
         if core.is_over() {
             return None;
         }
-        let outgoing = std::iter::from_fn(|| core.next_exchange(now)).collect();
-        let until = core.next_due();
-        self.stage = DriverStage::Parked { since: now, until };
+        let outgoing = std::iter::from_fn(|| core.next_exchange()).collect();
+        let (since, until) = (core.now(), core.next_due());
+        self.stage = DriverStage::Parked { since, until };
         Some((outgoing, until))
     }
 
     /// The driver ended, or was dropped with its runtime: its exchanges in flight will stay unanswered.
-    pub fn on_gone(
-        &mut self,
-        core: &mut Core,
-        generation: u64,
-        panic: Option<Panic>,
-        now: Instant,
-    ) {
+    pub fn on_gone(&mut self, core: &mut Core, generation: u64, panic: Option<Panic>) {
         if !self.is_present(generation) {
             return;
         }
         self.stage = DriverStage::Absent;
         match panic {
             None => {}
-            Some(Panic::Elsewhere) => core.log_panic(),
-            Some(Panic::OnOwnThread) => self.rests_until = Some(now + AFTER_PANIC),
+            Some(Panic::Elsewhere) => core.context_mut().log(LogEvent::DriverPanicked),
+            Some(Panic::OnOwnThread) => self.rests_until = Some(core.now() + AFTER_PANIC),
         }
-        core.on_driver_gone(now);
+        core.on_driver_gone();
         core.log_unreleased();
     }
 
     /// Dismisses a driver that is still late: another one takes over.
-    pub fn dismiss(&mut self, core: &mut Core, has_thread: bool, now: Instant) {
-        if self.is_late(core, now) {
+    pub fn dismiss(&mut self, core: &mut Core, has_thread: bool) {
+        if self.is_late(core) {
             self.stage = DriverStage::Absent;
-            core.on_late_driver(has_thread, now);
+            core.on_late_driver(has_thread);
         }
     }
 
@@ -378,8 +367,8 @@ impl DriverState {
     }
 
     /// Checks that the driver runs while requests wait, permits need it to renew their leases, or it has something to send.
-    pub fn check_driver(&mut self, core: &Core, now: Instant) -> WatchdogFinding {
-        let (has_requests, is_late) = (core.has_requests(), self.is_late(core, now));
+    pub fn check_driver(&mut self, core: &Core) -> WatchdogFinding {
+        let (has_requests, is_late) = (core.has_requests(), self.is_late(core));
         if !has_requests && (!core.context().shared || core.holds_nothing() && !is_late) {
             return WatchdogFinding::Idle;
         }
@@ -394,10 +383,10 @@ impl DriverState {
             return WatchdogFinding::Holding;
         }
         if let DriverStage::Parked { .. } = self.stage
-            && core.awaits_answer_since(now - check_interval(core))
+            && core.awaits_answer_since(core.now() - check_interval(core))
         {
             // A running driver responds with a step; otherwise the next check finds it late.
-            return WatchdogFinding::Probed(self.wake(now));
+            return WatchdogFinding::Probed(self.wake(core.now()));
         }
         WatchdogFinding::Well
     }

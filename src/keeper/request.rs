@@ -64,7 +64,7 @@ impl PermitRequest {
         match &self.stage {
             RequestStage::Submitted(id) => {
                 let keeper = &self.handle.keeper;
-                keeper.with(|core, _| core.in_line(*id))
+                keeper.with(|core| core.in_line(*id))
             }
             _ => None,
         }
@@ -100,9 +100,9 @@ impl PermitRequest {
         let RequestStage::New(demand) = &self.stage else {
             return Ok(None);
         };
-        let (answer, started) = self.handle.try_act(|core, now| {
-            let id = core.submit(demand, &self.label, now)?;
-            let taken = core.collect(id, self.wants_quotas, now).transpose()?;
+        let (answer, started) = self.handle.try_act(|core| {
+            let id = core.submit(demand, &self.label)?;
+            let taken = core.collect(id, self.wants_quotas).transpose()?;
             Ok((id, taken))
         });
         let (id, taken) = answer?;
@@ -114,8 +114,8 @@ impl PermitRequest {
 
     /// Also returns whether this task is woken once the answer arrives.
     fn collect(&self, id: RequestId, waker: &Waker) -> (Collected, bool) {
-        let ((answer, is_watched), started) = self.handle.try_act(|core, now| {
-            let answer = core.collect(id, self.wants_quotas, now);
+        let ((answer, is_watched), started) = self.handle.try_act(|core| {
+            let answer = core.collect(id, self.wants_quotas);
             (answer.transpose(), core.is_watched_by(id, waker))
         });
         let collected = answer.and_then(|taken| self.driven(taken, started));
@@ -131,8 +131,8 @@ impl PermitRequest {
         // Cloned without the lock: cloning a waker runs foreign code.
         let waker = StoredWaker::of(waker);
         // The driver may have ended before this task could be woken for that.
-        let (answer, started) = self.handle.try_act(|core, now| {
-            let answer = core.collect_or_watch(id, self.wants_quotas, waker, now);
+        let (answer, started) = self.handle.try_act(|core| {
+            let answer = core.collect_or_watch(id, self.wants_quotas, waker);
             answer.transpose()
         });
         self.driven(answer?, started)
@@ -146,10 +146,10 @@ impl PermitRequest {
         let keeper = &self.handle.keeper;
         match (taken, &self.stage) {
             (Some(taken), _) => drop(self.handle.cancel_granted(taken)),
-            (None, RequestStage::Submitted(id)) => keeper.with(|core, now| core.cancel(*id, now)),
+            (None, RequestStage::Submitted(id)) => keeper.with(|core| core.cancel(*id)),
             (None, _) => {}
         }
-        Err(keeper.with(|core, _| core.refuse(self.limit, kind)))
+        Err(keeper.with(|core| core.refuse(self.limit, kind)))
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
         let mut waiter = PermitRequest::new(keeper.clone(), patient());
         assert!(matches!(waiter.ask(), Ok(None)));
         drop(entered);
-        let is_absent = || (keeper.keeper).with_driver(|_, driver, _| driver.is_absent());
+        let is_absent = || (keeper.keeper).with_driver(|_, driver| driver.is_absent());
         assert!(!is_absent());
         drop(first);
         assert!(is_absent());

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{core::Core, lock::Keeper};
+use super::{context::earliest, core::Core, lock::Keeper};
 use crate::{ledger::Seq, limit::MAX_WAIT, status::ShutdownReport};
 
 /// Time without progress after which a shutdown gives up on releases, in `store_timeout`s. A release can take two: one
@@ -23,8 +23,8 @@ pub(super) struct Shutdown {
 
 impl Shutdown {
     /// Begins a shutdown with this grace.
-    pub fn begin(core: &mut Core, grace: Duration, now: Instant) -> Self {
-        core.close(now + grace.min(MAX_WAIT), now);
+    pub fn begin(core: &mut Core, grace: Duration) -> Self {
+        core.close(core.now() + grace.min(MAX_WAIT));
         Self {
             refused: 0,
             held: core.held_by_permits(),
@@ -39,9 +39,9 @@ impl Shutdown {
     }
 
     /// Refuses the requests, and loses the slots, that are left.
-    pub fn end_grace(&mut self, core: &mut Core, now: Instant) {
+    pub fn end_grace(&mut self, core: &mut Core) {
         self.held.extend(core.held_by_permits());
-        self.refused = core.end_grace(now);
+        self.refused = core.end_grace();
     }
 
     /// Deadline for the store to confirm further releases; `None`: all are confirmed.
@@ -81,9 +81,9 @@ impl Keeper {
     /// store has [`STALL_TIMEOUTS`] for each step of progress, and until one `store_timeout` after the grace in total, to
     /// confirm the releases.
     pub async fn shutdown(self: &Arc<Self>, grace: Duration) -> ShutdownReport {
-        let mut shutdown = self.with(|core, now| Shutdown::begin(core, grace, now));
+        let mut shutdown = self.with(|core| Shutdown::begin(core, grace));
         wait_until(self, |core, _| shutdown.grace_lasts_until(core)).await;
-        self.with(|core, now| shutdown.end_grace(core, now));
+        self.with(|core| shutdown.end_grace(core));
         wait_until(self, |core, now| shutdown.store_has_until(core, now)).await;
         self.peek(|core| shutdown.report(core))
     }
@@ -98,9 +98,10 @@ async fn wait_until(
     let Some(first) = keeper.peek(|core| until(core, Instant::now())) else {
         return;
     };
-    keeper.with(|core, _| {
-        let alarm = core.context().ending.alarm();
-        core.set_alarm(Some(alarm.map_or(first, |alarm| alarm.min(first))));
+    let set_alarm = |at| keeper.with(|core| core.context_mut().ending.set_alarm(at));
+    keeper.with(|core| {
+        let ending = &mut core.context_mut().ending;
+        ending.set_alarm(earliest(ending.alarm(), Some(first)));
     });
     keeper.watch_driver();
     loop {
@@ -114,9 +115,9 @@ async fn wait_until(
         };
         // An earlier alarm, perhaps of another call, also wakes this one, which then sets its own.
         if alarm.is_none_or(|alarm| alarm > until) {
-            keeper.with(|core, _| core.set_alarm(Some(until)));
+            set_alarm(Some(until));
         }
         changed.await;
     }
-    keeper.with(|core, _| core.set_alarm(None));
+    set_alarm(None);
 }

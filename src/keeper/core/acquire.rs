@@ -2,8 +2,9 @@
 //!
 //! Each leg is an entry in its queue. All replicas acquire legs in the same order, narrow limits first, so that
 //! requests never deadlock; a leg whose turn has not come is idle. A request that has to wait for one leg keeps the
-//! earlier ones: releasing them and queueing again could go on for ever. A request for a single slot is sent by its
-//! queue, together with others; any other request is sent as a *claim*, which the store decides on as a whole.
+//! earlier ones: releasing them and queueing again could go on for ever. A request that needs exactly one slot is
+//! *alone*: its queue sends it, together with others, and may serve it from the pool. Any other request is sent as a
+//! *claim*, which the store decides on as a whole.
 //!
 //! Rates come first, and are charged once. The charge is refunded if the request is refused after all.
 
@@ -13,72 +14,57 @@ use super::{
     Core, ExchangeId, Legs, Next, Progress, SlotLeg, Stage, accounting::fee_of, queues::SMALL_ROOM,
 };
 use crate::{
-    error::AcquireErrorKind,
+    error::{AcquireError, AcquireErrorKind},
     keeper::{
         context::{Decided, Decision},
-        demand::{Leg, Notes, RequestId},
+        demand::{Demand, Leg, Notes, RequestId},
         queue::{Entry, Newcomer, Requester, Use},
     },
     leases::{Label, Lease},
     ledger::Seq,
     limit::{MAX_WEIGHT, Mode},
+    telemetry::Measure,
 };
 use smallvec::SmallVec;
 
 impl Core {
-    /// Submits a request for one slot of an enforced limit. The request exists until it is collected or dropped.
+    /// Submits a request. It exists until it is collected or dropped.
     #[inline]
-    pub(super) fn submit_slot(&mut self, leg: &Leg, label: &Label) -> RequestId {
+    pub(super) fn submit_legs(&mut self, demand: &Demand, label: &Label) -> RequestId {
         let id = self.requests.next_id();
-        let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
-        let requester = Requester {
-            id,
-            plain: true,
-            shadow: false,
+        // Needs exactly one slot.
+        let alone = match demand {
+            Demand::One(leg) => self.ctx.registry.limit(leg.limit).is_plain() && !leg.exempt,
+            Demand::All(_) => false,
         };
-        // Listed again when the entry advances.
-        let of_key = self.queues.without_listing(queue);
-        of_key.set_own_value(&mut self.ctx, leg.value);
-        let wait = longest_wait(leg, of_key.terms().max());
-        let is_too_heavy = of_key.terms().is_too_heavy(leg.weight);
-        let part = of_key.terms().part;
-        let idle = match leg.weight {
-            1 => of_key.take_idle(&mut self.ctx, !wait.is_zero(), requester),
-            _ => None,
-        };
-        let is_reused = idle.is_some();
-        let lease = idle.unwrap_or_else(|| {
-            of_key.enter(
-                &mut self.ctx,
-                wait,
-                leg.weight,
-                requester,
-                leg.tenant.as_ref(),
-            )
-        });
-        if is_reused {
-            self.queues.list(&mut self.ctx, queue);
+        let (mut legs, mut notes, mut refusal) = (Legs::new(), None, None);
+        match demand {
+            Demand::One(leg) if alone => {
+                let shadow = false;
+                legs.push(self.enter_leg(leg, Requester { id, alone, shadow }, label));
+            }
+            _ => (notes, refusal) = self.enter_legs(id, demand.legs(), label, &mut legs),
         }
-        lease.set_label(label.clone());
-        let (seq, mut legs) = (lease.seq(), Legs::new());
-        legs.push(SlotLeg { lease, wait });
-        self.requests.insert(id, legs, true, None, self.ctx.now);
-        match is_reused {
-            _ if is_too_heavy => self.refuse_leg(id, seq, AcquireErrorKind::InvalidWeight),
-            true => self.grant(id),
-            false if self.ctx.asks_store(part) => self.ask_store(id),
-            false if self.begin_slot(id) => self.grant(id),
-            false => {}
+        self.requests.insert(id, legs, alone, notes, self.ctx.now);
+        if let Some(error) = refusal {
+            self.refuse_request(id, error);
         }
+        self.follow_decisions();
+        self.advance(id);
         id
     }
 
-    /// Submits a request for several slots or charges.
-    pub(super) fn submit_all(&mut self, legs: &[Leg], label: &Label) -> RequestId {
-        let id = self.requests.next_id();
+    /// Enters the slots of a request into their queues, and notes its charges. Also returns the refusal of a rate.
+    fn enter_legs(
+        &mut self,
+        id: RequestId,
+        demanded: &[Leg],
+        label: &Label,
+        legs: &mut Legs,
+    ) -> (Option<Box<Notes>>, Option<AcquireError>) {
         let mut ordered: SmallVec<[_; 4]> = SmallVec::new();
         let (mut notes, mut refusal) = (Notes::default(), None);
-        for leg in legs {
+        for leg in demanded {
             let limit = self.ctx.registry.limit(leg.limit).clone();
             let mode = limit.current_mode();
             if mode == Mode::Off || leg.exempt {
@@ -94,28 +80,8 @@ impl Core {
             // Narrow before wide, the same in all replicas: for equal classes by value, without overrides, and by name.
             let max = self.ctx.registry.updated(leg.limit).max();
             let order = (limit.class_of(&leg.key), max, limit);
-            let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
-            let requester = Requester {
-                id,
-                plain: false,
-                shadow,
-            };
-            // A limit that is not enforced accepts any weight.
-            let weight = leg.weight.clamp(1, MAX_WEIGHT);
-            let entered = self.change(queue, |queue, ctx| {
-                queue.set_own_value(ctx, leg.value);
-                let wait = if shadow {
-                    Duration::ZERO
-                } else {
-                    longest_wait(leg, queue.terms().max())
-                };
-                let lease = queue.enter(ctx, wait, weight, requester, leg.tenant.as_ref());
-                if queue.terms().is_too_heavy(weight) {
-                    queue.refuse(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
-                }
-                SlotLeg { lease, wait }
-            });
-            entered.lease.set_label(label.clone());
+            let alone = false;
+            let entered = self.enter_leg(leg, Requester { id, alone, shadow }, label);
             ordered.push((order, entered));
         }
         ordered.sort_by(
@@ -123,15 +89,41 @@ impl Core {
                 (class, max, limit.name()).cmp(&(other, other_max, other_limit.name()))
             },
         );
-        let legs = ordered.into_iter().map(|(_, leg)| leg).collect();
-        let notes = (!notes.fees.is_empty() || !notes.exempt.is_empty()).then(|| Box::new(notes));
-        self.requests.insert(id, legs, false, notes, self.ctx.now);
-        if let Some(error) = refusal {
-            self.refuse_request(id, error);
+        legs.extend(ordered.into_iter().map(|(_, leg)| leg));
+        let is_noted = !notes.fees.is_empty() || !notes.exempt.is_empty();
+        (is_noted.then(|| Box::new(notes)), refusal)
+    }
+
+    /// Enters a slot of a request into its queue, or takes one from the pool for a request that needs no other.
+    #[inline]
+    fn enter_leg(&mut self, leg: &Leg, requester: Requester, label: &Label) -> SlotLeg {
+        let id = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
+        let (queue, ctx) = (self.queues.without_listing(id), &mut self.ctx);
+        queue.set_own_value(ctx, leg.value);
+        // Zero in shadow mode, and for a key without slots, where a request would wait in vain.
+        let may_wait = !requester.shadow && queue.terms().max() > 0;
+        let wait = if may_wait { leg.wait } else { Duration::ZERO };
+        let idle = if requester.alone && leg.weight == 1 {
+            queue.take_idle(ctx, !wait.is_zero(), requester)
+        } else {
+            None
+        };
+        let is_reused = idle.is_some();
+        let lease = idle.unwrap_or_else(|| {
+            // A limit that is not enforced accepts any weight.
+            let weight = leg.weight.clamp(1, MAX_WEIGHT);
+            let lease = queue.enter(ctx, wait, weight, requester, leg.tenant.as_ref());
+            if queue.terms().is_too_heavy(weight) {
+                queue.refuse(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
+            }
+            lease
+        });
+        // Otherwise listed when the request advances.
+        if is_reused || !requester.alone {
+            self.queues.list(&mut self.ctx, id);
         }
-        self.follow_decisions();
-        self.advance(id);
-        id
+        lease.set_label(label.clone());
+        SlotLeg { lease, wait }
     }
 
     /// Advances all requests on which queues have decided, oldest first. Called at the end of each step, since one
@@ -169,15 +161,14 @@ impl Core {
         };
         // If a slot was lost, the next one to ask for may be in another part of the store.
         if let stage @ (Stage::Listed | Stage::Unsent) = request.stage() {
-            let (was_unsent, plain) = (matches!(stage, Stage::Unsent), request.plain);
+            let (was_unsent, alone) = (matches!(stage, Stage::Unsent), request.alone);
             self.requests.open(id);
-            if !plain {
+            if !alone {
                 self.unlist(id);
             }
             if was_unsent {
-                for link in self.links.iter_mut() {
-                    link.unsent.forget(id);
-                }
+                let links = self.links.iter_mut();
+                links.for_each(|link| link.unsent.forget(id));
             }
         }
         match decided.decision {
@@ -195,7 +186,7 @@ impl Core {
         while let Some(request) = self.requests.get(id)
             && let Stage::Open = request.stage()
         {
-            let (plain, owes) = (request.plain, request.owes());
+            let (alone, owes) = (request.alone, request.owes());
             let progress = request.progress(&self.queues, self.ctx.now);
             let part = request.part(&self.queues, &self.ctx);
             let waits_until = match progress {
@@ -205,13 +196,15 @@ impl Core {
             self.requests.wait(id, waits_until);
             match progress {
                 Progress::Waits(_) => return self.requests.stop_asking(id),
-                Progress::Stray(leg) => self.park_leg(id, leg),
+                Progress::Stray(lease) => {
+                    self.change(lease.queue, |queue, ctx| queue.park_slot(ctx, lease.seq()));
+                }
                 Progress::Complete if !owes => return self.grant(id),
                 Progress::Complete | Progress::Turn if self.ctx.asks_store(part) => {
                     return self.ask_store(id);
                 }
-                Progress::Turn if plain && self.begin_slot(id) => return self.grant(id),
-                Progress::Turn if plain => return,
+                Progress::Turn if alone && self.begin_slot(id) => return self.grant(id),
+                Progress::Turn if alone => return,
                 _ if self.decide_here(id) => return self.grant(id),
                 _ => return,
             }
@@ -267,7 +260,7 @@ impl Core {
             entry.is_some_and(Entry::is_shadow)
         };
         let listed = match request.next(&self.queues, &self.ctx) {
-            _ if request.plain => Some(0),
+            _ if request.alone => Some(0),
             // In shadow mode a request does not queue.
             Next::Slot(number) if !is_shadow(&request.legs[number].lease) => Some(number),
             _ => None,
@@ -317,14 +310,6 @@ impl Core {
         true
     }
 
-    fn park_leg(&mut self, id: RequestId, leg: usize) {
-        let request = self.requests.get(id);
-        let leg = request.and_then(|one| one.legs.get(leg).cloned());
-        if let Some(SlotLeg { lease, .. }) = leg {
-            self.change(lease.queue, |queue, ctx| queue.park_slot(ctx, lease.seq()));
-        }
-    }
-
     fn bypass_leg(&mut self, id: RequestId, seq: Seq, kind: AcquireErrorKind) {
         let Some(request) = self.requests.get_mut(id) else {
             return;
@@ -338,16 +323,8 @@ impl Core {
         let notes = request.notes.get_or_insert_default();
         notes.bypassed.push((limit, kind));
         self.change(lease.queue, |queue, ctx| {
-            ctx.note_bypass(queue.terms().limit_id, kind);
+            ctx.measure(queue.terms().limit_id, Measure::RefusedInShadow(kind));
             queue.release(ctx, lease.seq(), Use::Held);
         });
-    }
-}
-
-/// How long a leg may wait. Zero for a key without slots, where it would wait in vain.
-fn longest_wait(leg: &Leg, max: u32) -> Duration {
-    match max {
-        0 => Duration::ZERO,
-        _ => leg.wait,
     }
 }

@@ -183,7 +183,7 @@ impl Core {
         match request.stage() {
             Stage::Listed => {
                 ensure!(
-                    request.plain || is_in_parts,
+                    request.alone || is_in_parts,
                     "sent by a queue, among others"
                 );
                 ensure!(
@@ -278,17 +278,12 @@ impl Core {
         requests.any(|(id, _)| id.number.get() == request) || accounts.next().is_some()
     }
 
-    pub fn submit_unlabelled(
-        &mut self,
-        demand: &Demand,
-        now: Instant,
-    ) -> Result<RequestId, AcquireError> {
-        self.submit(demand, &Label::default(), now)
+    pub fn submit_unlabelled(&mut self, demand: &Demand) -> Result<RequestId, AcquireError> {
+        self.submit(demand, &Label::default())
     }
 
     /// Fails an exchange as if it had timed out.
-    pub fn fail(&mut self, now: Instant) {
-        self.ctx.now = now;
+    pub fn fail(&mut self) {
         let last = ExchangeId {
             number: self.exchanges,
             part: Part::default(),
@@ -305,7 +300,7 @@ impl Core {
     pub fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
         let requester = Requester {
             id: self.requests.next_id(),
-            plain: true,
+            alone: true,
             shadow: false,
         };
         let queue = self.queues.without_listing(QueueId::of_index(index));

@@ -79,18 +79,13 @@ struct Batches {
 
 impl Link {
     /// Whether an exchange may be sent now.
-    pub fn may_send(&self, all: ToSend<'_>, now: Instant) -> bool {
+    pub fn may_send(&self, all: ToSend<'_>) -> bool {
         match self.breaker.probe_at() {
             _ if !all.ctx.shared => false,
-            Some(probe_at) => self.in_flight.is_empty() && now >= probe_at,
-            None => {
-                let is_free = if self.connection.has_clock() {
-                    self.window_has_room(all, now)
-                } else {
-                    !self.is_connecting()
-                };
-                (self.has_work(all) || self.connection.is_wanted()) && is_free
-            }
+            Some(probe_at) => self.in_flight.is_empty() && all.ctx.now >= probe_at,
+            None if !self.has_work(all) && !self.connection.is_wanted() => false,
+            None if self.connection.has_clock() => self.window_has_room(all),
+            None => !self.is_connecting(),
         }
     }
 
@@ -101,12 +96,9 @@ impl Link {
             || all.accounting.accounts.next_key(self.part).is_some()
     }
 
-    fn window_has_room(&self, all: ToSend<'_>, now: Instant) -> bool {
-        let in_flight = self.in_flight.len();
-        let has_room = self
-            .window
-            .has_room(in_flight, now, || self.fills_an_exchange(all));
-        has_room
+    fn window_has_room(&self, all: ToSend<'_>) -> bool {
+        let (in_flight, is_full) = (self.in_flight.len(), || self.fills_an_exchange(all));
+        self.window.has_room(in_flight, all.ctx.now, is_full)
             && (in_flight < self.window.least() || self.bytes_in_flight() < MAX_BYTES_IN_FLIGHT)
     }
 
@@ -196,8 +188,7 @@ impl Batches {
 
 impl Core {
     /// An exchange on the link to this part, without anything in it.
-    pub(super) fn draft(&mut self, part: Part, now: Instant) -> Draft<'_> {
-        self.ctx.now = now;
+    pub(super) fn draft(&mut self, part: Part) -> Draft<'_> {
         let number = self.exchanges + 1;
         Draft {
             ctx: &mut self.ctx,

@@ -12,9 +12,9 @@ use crate::{leases::StoreMoment, ledger::Reply, part::Part};
 
 impl Core {
     /// Whether [`next_exchange`](Self::next_exchange) would return one.
-    pub fn may_send(&self, now: Instant) -> bool {
+    pub fn may_send(&self) -> bool {
         let mut links = self.links.iter();
-        links.any(|link| link.may_send(self.to_send(), now))
+        links.any(|link| link.may_send(self.to_send()))
     }
 
     pub(super) fn to_send(&self) -> ToSend<'_> {
@@ -28,9 +28,8 @@ impl Core {
     /// The earliest deadline of the exchanges in flight, among those not yet due at `then`.
     pub fn answer_due(&self, then: Instant) -> Option<Instant> {
         let sent = self.links.iter().flat_map(|link| &link.in_flight);
-        sent.map(|sent| sent.deadline)
-            .filter(|due| *due > then)
-            .min()
+        let deadlines = sent.map(|sent| sent.deadline);
+        deadlines.filter(|due| *due > then).min()
     }
 
     /// Whether an exchange in flight was sent at this time or before.
@@ -41,26 +40,25 @@ impl Core {
 
     /// The next exchange, if one may be sent; links take turns. It must be answered by [`on_reply`](Self::on_reply) or
     /// [`on_failure`](Self::on_failure).
-    pub fn next_exchange(&mut self, now: Instant) -> Option<Outgoing> {
+    pub fn next_exchange(&mut self) -> Option<Outgoing> {
         (0..self.links.len()).find_map(|_| {
             self.last_link = (self.last_link + 1) % self.links.len();
             let link = &self.links[self.last_link];
-            let (part, may_send) = (link.part, link.may_send(self.to_send(), now));
-            may_send.then(|| self.draft(part, now).fill_and_send())?
+            let (part, may_send) = (link.part, link.may_send(self.to_send()));
+            may_send.then(|| self.draft(part).fill_and_send())?
         })
     }
 
     /// An exchange that asks for the time only.
-    pub fn hello(&mut self, part: Part, now: Instant) -> Outgoing {
-        self.draft(part, now).send()
+    pub fn hello(&mut self, part: Part) -> Outgoing {
+        self.draft(part).send()
     }
 }
 
 /// Answers. `store.rs` handles exchanges without one.
 impl Core {
     /// An exchange was answered.
-    pub fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
-        self.ctx.now = now;
+    pub fn on_reply(&mut self, id: ExchangeId, reply: Reply) {
         if let Some(sent) = self.links[id.part].take_sent(id) {
             self.answered(sent, reply);
             self.follow_decisions();

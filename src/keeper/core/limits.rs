@@ -4,14 +4,12 @@
 use std::collections::HashMap;
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{Core, accounting::Level};
 use crate::{
     error::{AcquireError, ConfigError},
-    keeper::demand::Demand,
+    keeper::demand::Leg,
     key::Key,
-    leases::{Lease, Leases, QueueId},
+    leases::{Leases, QueueId},
     limit::{Limit, LimitId, LimitValue, Mode},
     overrides::InForce,
     telemetry::LimitMeter,
@@ -59,12 +57,7 @@ impl Core {
     /// be updated, none is.
     ///
     /// Each limit comes with a meter, in case it is unknown.
-    pub fn update(
-        &mut self,
-        limits: &[(&Limit, Arc<LimitMeter>)],
-        now: Instant,
-    ) -> Result<(), ConfigError> {
-        self.ctx.now = now;
+    pub fn update(&mut self, limits: &[(&Limit, Arc<LimitMeter>)]) -> Result<(), ConfigError> {
         for (limit, _) in limits {
             self.ctx.registry.check_update(limit)?;
         }
@@ -85,13 +78,7 @@ impl Core {
     /// Gives single keys of a limit new values, or the limit's value, without waiting for their next requests. Keys not
     /// listed keep their values, which may come from code.
     #[cfg(feature = "config")]
-    pub fn set_values(
-        &mut self,
-        limit_name: &str,
-        values: &HashMap<Key, Option<LimitValue>>,
-        now: Instant,
-    ) {
-        self.ctx.now = now;
+    pub fn set_values(&mut self, limit_name: &str, values: &HashMap<Key, Option<LimitValue>>) {
         let id = self.ctx.registry.id_of(limit_name);
         self.each_queue(|queue, ctx| {
             if Some(queue.terms().limit_id) == id
@@ -130,8 +117,7 @@ impl Core {
 /// Overrides.
 impl Core {
     /// Replaces the overrides in force.
-    pub fn steer(&mut self, overrides: Arc<InForce>, now: Instant) {
-        self.ctx.now = now;
+    pub fn steer(&mut self, overrides: Arc<InForce>) {
         if !self.ctx.registry.steer(overrides) {
             return;
         }
@@ -158,38 +144,36 @@ impl Core {
         }
     }
 
-    /// The refusal of a demand under a limit paused by an operator.
-    pub(super) fn pause_of(&mut self, demand: &Demand) -> Option<AcquireError> {
-        if self.ctx.registry.overrides().is_empty() {
-            return None;
+    /// Refuses a demand under a limit paused by an operator.
+    pub(super) fn check_pauses(&mut self, legs: &[Leg]) -> Result<(), AcquireError> {
+        let (registry, now) = (&self.ctx.registry, self.ctx.now);
+        if registry.overrides().is_empty() {
+            return Ok(());
         }
-        let (leg, until) = demand
-            .legs()
-            .iter()
-            .find_map(|leg| Some((leg, self.ctx.registry.paused_until(leg.limit)?)))?;
-        let now = self.ctx.now;
-        let error = self.ctx.registry.paused_error(leg.limit, until, now);
+        let paused = legs.iter();
+        let mut paused = paused.filter_map(|leg| Some((leg, registry.paused_until(leg.limit)?)));
+        let Some((leg, until)) = paused.next() else {
+            return Ok(());
+        };
+        let error = registry.paused_error(leg.limit, until, now);
         // Without a lookup its key is unknown.
         let key = Some(&leg.key).filter(|_| !leg.exempt);
-        let about = || (key, None);
-        self.refusals.keep(leg.limit, &error, now, about);
-        Some(error)
+        self.refusals.keep(leg.limit, &error, now, || (key, None));
+        Err(error)
     }
 
     /// Pauses the key of a permit's slot under this limit. Returns whether it has one.
-    pub fn pause(&mut self, leases: &Leases, limit: &str, length: Duration, now: Instant) -> bool {
-        self.ctx.now = now;
-        let of_limit = |lease: &&Arc<Lease>| {
-            let queue = self.queues.get(lease.queue);
-            queue.is_some_and(|one| {
-                one.entry(lease.seq()).is_some() && one.terms().limit().name() == limit
-            })
-        };
-        let lease = leases.all().iter().find(of_limit);
-        if let Some(lease) = lease {
-            self.pause_queue(lease.queue, None, length);
+    pub fn pause(&mut self, leases: &Leases, limit: &str, length: Duration) -> bool {
+        let queues = leases.all().iter().filter_map(|lease| {
+            let queue = self.queues.get(lease.queue)?;
+            queue.entry(lease.seq()).map(|_| queue.terms())
+        });
+        let mut queues = queues.filter(|terms| terms.limit().name() == limit);
+        let queue = queues.next().map(|terms| terms.id);
+        if let Some(queue) = queue {
+            self.pause_queue(queue, None, length);
         }
-        lease.is_some()
+        queue.is_some()
     }
 
     /// Pauses a key.
@@ -198,9 +182,7 @@ impl Core {
         limit: LimitId,
         (key, own_value): (&Key, Option<LimitValue>),
         length: Duration,
-        now: Instant,
     ) {
-        self.ctx.now = now;
         let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
         self.pause_queue(queue, own_value, length);
     }
@@ -216,13 +198,10 @@ impl Core {
     }
 
     /// Ends the pause of a key. Returns whether this process remembers one.
-    pub fn resume(&mut self, limit: LimitId, key: &Key, now: Instant) -> bool {
-        self.ctx.now = now;
-        let Some(queue) = self.queues.of_key(limit, key) else {
-            return false;
-        };
-        let ctx = &mut self.ctx;
-        let was_paused = (self.queues).change(ctx, queue, |queue, ctx| queue.resume(ctx));
+    pub fn resume(&mut self, limit: LimitId, key: &Key) -> bool {
+        let queue = self.queues.of_key(limit, key);
+        let was_paused =
+            queue.is_some_and(|queue| self.change(queue, |queue, ctx| queue.resume(ctx)));
         self.follow_decisions();
         was_paused
     }
@@ -235,31 +214,26 @@ impl Core {
 impl Core {
     /// Shows a few queues and entries to a visitor. Returns the start of the next look, or `None` at the end.
     pub fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
-        let mut left = LOOK;
-        let (mut queue, mut seq, mut standing) = (from.queue, from.seq, from.standing);
-        let at = |queue, seq, standing| Cursor {
-            queue,
-            seq,
-            standing,
-        };
-        while QueueId(queue) < self.queues.id_bound() {
+        let (mut left, mut at) = (LOOK, from);
+        while QueueId(at.queue) < self.queues.id_bound() {
             if left == 0 {
-                return Some(at(queue, seq, standing));
+                return Some(at);
             }
             left -= 1;
-            if let Some(of) = self.queues.get(QueueId(queue))
+            if let Some(of) = self.queues.get(QueueId(at.queue))
                 && visitor.queue(of.look(&self.ctx))
-                && let Some(seq) = of.look_at_entries(seq, &mut left, |entry| visitor.entry(entry))
+                && let Some(seq) =
+                    of.look_at_entries(at.seq, &mut left, |entry| visitor.entry(entry))
             {
-                return Some(at(queue, seq, standing));
+                return Some(Cursor { seq, ..at });
             }
-            (queue, seq) = (queue + 1, 0);
+            (at.queue, at.seq) = (at.queue + 1, 0);
         }
-        for of in self.accounting.standings.from(standing) {
+        for of in self.accounting.standings.from(at.standing) {
             if left == 0 {
-                return Some(at(queue, seq, standing));
+                return Some(at);
             }
-            (left, standing) = (left - 1, standing + 1);
+            (left, at.standing) = (left - 1, at.standing + 1);
             let look = |now| Level::look(of, &self.ctx, &self.links, now);
             visitor.rate(of.limit, &of.key, &look);
         }

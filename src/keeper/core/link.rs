@@ -3,7 +3,7 @@
 //! failures and events are in `store`.
 
 use std::{
-    ops::{Deref, DerefMut, Index, IndexMut},
+    ops::{Index, IndexMut},
     sync::Arc,
     time::Duration,
 };
@@ -100,21 +100,7 @@ impl Asker {
 }
 
 /// One, or one for each part of a cluster, indexed by part.
-pub(super) struct Links(pub Box<[Link]>);
-
-impl Deref for Links {
-    type Target = [Link];
-
-    fn deref(&self) -> &[Link] {
-        &self.0
-    }
-}
-
-impl DerefMut for Links {
-    fn deref_mut(&mut self) -> &mut [Link] {
-        &mut self.0
-    }
-}
+pub(super) type Links = Box<[Link]>;
 
 impl Index<Part> for [Link] {
     type Output = Link;
@@ -294,11 +280,7 @@ pub(super) struct Window {
 impl Window {
     /// `is_cluster`: an exchange is about one key.
     pub fn new(is_cluster: bool, now: Instant) -> Self {
-        let bounds = if is_cluster {
-            WINDOW_OF_ONE_KEY
-        } else {
-            WINDOW
-        };
+        let bounds = [WINDOW, WINDOW_OF_ONE_KEY][usize::from(is_cluster)];
         Self {
             bounds,
             size: bounds.least,
@@ -342,12 +324,8 @@ impl Window {
     }
 
     fn pause(&self) -> Duration {
-        let WindowBounds {
-            apart_partial,
-            most_partial,
-            ..
-        } = self.bounds;
-        apart_partial.max(self.round_trip() / most_partial as u32)
+        let most = self.bounds.most_partial as u32;
+        self.bounds.apart_partial.max(self.round_trip() / most)
     }
 
     fn round_trip(&self) -> Duration {
@@ -362,12 +340,8 @@ impl Window {
     }
 
     fn partial(&self) -> usize {
-        let WindowBounds {
-            apart_partial,
-            most_partial,
-            ..
-        } = self.bounds;
-        self.fitting(apart_partial, most_partial).min(self.size)
+        let fitting = self.fitting(self.bounds.apart_partial, self.bounds.most_partial);
+        fitting.min(self.size)
     }
 
     /// Records the answer to an exchange sent at `sent`.

@@ -10,18 +10,14 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    Core, Legs, LocalClaim, Next, SlotLeg, Stage,
+    Core, LocalClaim, Next, Request, SlotLeg, Stage,
     accounting::{Accounting, is_enforced, rate_here, too_soon},
     queues::Queues,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
-    keeper::{
-        context::Context,
-        demand::RequestId,
-        queue::{Decider, Entry},
-    },
+    keeper::{context::Context, demand::RequestId, queue::Decider},
     key::Key,
     leases::{Fee, Paid, QueueId},
     ledger::{
@@ -29,6 +25,7 @@ use crate::{
         Stock, Tat, Want,
     },
     limit::LimitId,
+    part::Part,
     telemetry::Measure,
 };
 
@@ -148,15 +145,18 @@ impl Core {
         is_held
     }
 
+    /// What a request asks for next, and the part of the store with that.
+    fn next_of(&self, id: RequestId) -> Option<(Next, Part)> {
+        let request = self.requests.get(id)?;
+        let next = request.next(&self.queues, &self.ctx);
+        Some((next, request.part(&self.queues, &self.ctx)))
+    }
+
     /// Advances a request as far as this process allows. Returns whether the request now has all that it wants.
     pub(super) fn decide_here(&mut self, id: RequestId) -> bool {
-        let Some(request) = self.requests.get(id) else {
+        let Some((next, part)) = self.next_of(id) else {
             return false;
         };
-        let (next, part) = (
-            request.next(&self.queues, &self.ctx),
-            request.part(&self.queues, &self.ctx),
-        );
         let Some(legs) = self.claim_here(id, next, self.ctx.availability(part)) else {
             return false;
         };
@@ -183,15 +183,9 @@ impl Core {
     /// A request has asked the store for as long as it may, mostly because others were ahead in this process: it falls
     /// back, alone. If no slot is free here, it keeps asking until its wait is over.
     fn decide_alone(&mut self, id: RequestId, since: Instant) {
-        let Some(request) = self.requests.get(id) else {
+        let Some((next, part)) = self.next_of(id) else {
             return;
         };
-        let asks = request.stage().asks();
-        debug_assert!(asks, "has a deadline, and asks nobody");
-        let (next, part) = (
-            request.next(&self.queues, &self.ctx),
-            request.part(&self.queues, &self.ctx),
-        );
         if !self.ctx.asks_store(part) {
             self.leave_exchange_of(id);
             return self.ctx.note_changed(id);
@@ -233,54 +227,44 @@ impl Core {
             self.refuse_request(id, error);
             return None;
         }
-        let request = self.requests.get(id);
-        let legs: Legs = request.map_or_else(Legs::new, |one| next.legs_in(one).cloned().collect());
-        let mut refusals = legs.iter().filter_map(|leg| {
-            let queue = &self.queues[leg.lease.queue];
-            let seq = leg.lease.seq();
-            let asks = |entry: &Entry| entry.is_undecided() && !entry.is_shadow();
-            match queue.decider(&self.ctx, availability) {
-                Decider::Fallback(Err(kind)) if queue.entry(seq).is_some_and(asks) => {
-                    Some((seq, kind))
-                }
-                _ => None,
-            }
-        });
-        // Checked first, so that no ledger is created in vain.
-        if let Some((seq, kind)) = refusals.next() {
-            self.refuse_leg(id, seq, kind);
-            return None;
-        }
-        let mut decided: SmallVec<[DecidedLeg; 2]> = SmallVec::new();
-        for leg in legs {
-            let (seq, queue) = (leg.lease.seq(), leg.lease.queue);
-            let of_leg = self.queues.without_listing(queue);
-            let Some(entry) = of_leg.entry(seq).filter(|entry| entry.is_undecided()) else {
+        let (mut decided, mut refused) = (SmallVec::<[DecidedLeg; 2]>::new(), None);
+        // First of all, so that no ledger is created in vain for a request that is refused.
+        for leg in next.legs_in(self.requests.get(id)?) {
+            let (seq, queue) = (leg.lease.seq(), &self.queues[leg.lease.queue]);
+            let Some(entry) = queue.entry(seq).filter(|entry| entry.is_undecided()) else {
                 continue;
             };
             let is_shadow = entry.is_shadow();
-            let answer = match of_leg.decider(&self.ctx, availability) {
-                Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
-                Decider::Ledger => {
-                    let batch = self.local.next_batch(queue, decided.len());
-                    let (want, payer) = of_leg.draft_here(&mut self.ctx, seq, leg.wait, batch);
-                    self.local.ask(seq, want, payer);
-                    Ok(Standing::Absent)
+            let answer = match queue.decider(&self.ctx, availability) {
+                Decider::Fallback(Err(kind)) if !is_shadow => {
+                    refused = Some((seq, kind));
+                    break;
                 }
+                Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
+                Decider::Ledger => Ok(Standing::Absent),
             };
+            let leg = leg.clone();
             decided.push(DecidedLeg {
                 leg,
                 is_shadow,
                 answer,
             });
         }
+        if let Some((seq, kind)) = refused {
+            self.refuse_leg(id, seq, kind);
+            return None;
+        }
+        let is_open = |(_, one): &(_, &DecidedLeg)| one.answer == Ok(Standing::Absent);
+        for (number, DecidedLeg { leg, .. }) in decided.iter().enumerate().filter(is_open) {
+            let (seq, queue) = (leg.lease.seq(), leg.lease.queue);
+            let batch = self.local.next_batch(queue, number);
+            let queue = self.queues.without_listing(queue);
+            let (want, payer) = queue.draft_here(&mut self.ctx, seq, leg.wait, batch);
+            self.local.ask(seq, want, payer);
+        }
         (self.local).run(&mut self.ctx, &mut self.queues, &mut self.accounting);
-        for (leg, standing) in self
-            .local
-            .leg_of_ask
-            .iter()
-            .zip(&self.local.reply.standings)
-        {
+        let standings = &self.local.reply.standings;
+        for (leg, standing) in self.local.leg_of_ask.iter().zip(standings) {
             decided[*leg].answer = Ok(*standing);
         }
         Some(decided)
@@ -299,15 +283,9 @@ impl Core {
             match rate_here(&self.ctx, &fee, usual, availability) {
                 Ok(Some(rate)) => {
                     let cost = fee.charge.cost.min(rate.most_charged());
-                    let charge = fee.charge.clone();
-                    self.local.add_charge(
-                        &fee,
-                        Charge {
-                            rate,
-                            cost,
-                            ..charge
-                        },
-                    );
+                    let mut charge = fee.charge.clone();
+                    (charge.rate, charge.cost) = (rate, cost);
+                    self.local.add_charge(&fee, charge);
                 }
                 Ok(None) => self.local.waived.push((number, None)),
                 Err(kind) if is_enforced(&self.ctx, &fee) => {
@@ -364,10 +342,9 @@ impl Core {
     /// Withdraws a request from the store: it continues without the exchange it is in, whose results are released.
     fn leave_exchange_of(&mut self, id: RequestId) {
         self.requests.stop_asking(id);
-        let Some(request) = self.requests.get(id) else {
+        let Some((_, part)) = self.next_of(id) else {
             return;
         };
-        let part = request.part(&self.queues, &self.ctx);
         self.links[part].unsent.forget(id);
         self.requests.open(id);
         let Some(request) = self.requests.get_mut(id) else {
@@ -401,10 +378,10 @@ impl Core {
         let request = self.requests.get_mut(id);
         if let Some(notes) = request.and_then(|request| request.notes.as_mut()) {
             let fee = &mut notes.fees[number];
-            fee.paid = Paid::Free;
+            (fee.paid, fee.begins) = (Paid::Free, self.ctx.now);
             let (limit, id) = (fee.limit.clone(), fee.limit_id());
             notes.bypassed.push((limit, kind));
-            self.ctx.note_bypass(id, kind);
+            self.ctx.measure(id, Measure::RefusedInShadow(kind));
         }
     }
 
@@ -418,31 +395,26 @@ impl Core {
         paid: fn(Tat) -> Paid,
     ) {
         let mut refusal = None;
+        let rest_us = |start_us: u64| start_us.saturating_sub(now_us);
         for ((number, fee), charged) in self.pending_fees(id, next).iter().zip(charged) {
-            let number = *number;
             match *charged {
                 Charged::Until { tat, start_us } => {
-                    let rest_us = start_us.saturating_sub(now_us);
-                    self.pay(id, number, paid(tat), rest_us);
+                    self.pay(id, *number, paid(tat), rest_us(start_us));
                 }
-                Charged::TooSoon { start_us } => {
-                    if !is_enforced(&self.ctx, fee) {
-                        self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
-                    } else {
-                        let rest_us = start_us.saturating_sub(now_us);
-                        refusal = Some(harsher(refusal, too_soon(fee, rest_us)));
-                    }
+                Charged::TooSoon { start_us } if is_enforced(&self.ctx, fee) => {
+                    refusal = Some(harsher(refusal, too_soon(fee, rest_us(start_us))));
+                }
+                Charged::TooSoon { .. } => {
+                    self.bypass_fee(id, *number, AcquireErrorKind::TooSoon);
                 }
                 Charged::Not => {}
             }
         }
-        match refusal {
-            Some(error) => self.refuse_request(id, error),
-            None => {
-                self.sleep(id);
-                self.wake_bypassed(id);
-            }
+        if let Some(error) = refusal {
+            return self.refuse_request(id, error);
         }
+        self.sleep(id);
+        self.wake_bypassed(id);
     }
 
     /// Holds a request back until all its rates let it continue.
@@ -461,19 +433,13 @@ impl Core {
 
     /// A rate that delays a request may have been disabled since the request was sent.
     fn wake_bypassed(&mut self, id: RequestId) {
-        let Some(request) = self.requests.get(id) else {
-            return;
-        };
-        if let Stage::Sleeping(_) = request.stage() {
-            let ahead = request
-                .fees()
-                .iter()
-                .filter(|fee| fee.begins > self.ctx.now);
-            let bypassed = ahead.filter(|fee| !is_enforced(&self.ctx, fee));
-            let limits: Vec<_> = bypassed.map(Fee::limit_id).collect();
-            for limit in limits {
-                self.release_sleepers(limit);
-            }
+        let request = self.requests.get(id);
+        let asleep = request.filter(|one| matches!(one.stage(), Stage::Sleeping(_)));
+        let fees = asleep.into_iter().flat_map(Request::fees);
+        let bypassed = fees.filter(|fee| fee.begins > self.ctx.now && !is_enforced(&self.ctx, fee));
+        let limits: Vec<_> = bypassed.map(Fee::limit_id).collect();
+        for limit in limits {
+            self.release_sleepers(limit);
         }
     }
 
@@ -503,23 +469,16 @@ impl Core {
     /// A rate no longer delays requests: sleeping requests continue and are refunded. Later spending counts.
     pub(super) fn release_sleepers(&mut self, limit: LimitId) {
         let now = self.ctx.now;
-        let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
+        let waits = |fee: &Fee| fee.limit_id() == limit && fee.begins > now;
         let mut released = Vec::new();
         // Newest first: a rate with a small burst can only undo its latest reserved start.
         for (id, _) in self.requests.sleepers().rev().collect::<Vec<_>>() {
-            let bypassed = self.ctx.registry.limit(limit).clone();
-            let Some(request) = self.requests.get_mut(id) else {
+            let fees = self.requests.get(id).map_or(&[][..], Request::fees);
+            let Some(number) = fees.iter().position(waits) else {
                 continue;
             };
-            let Some(fee) = request.fees_mut().iter_mut().find(waits) else {
-                continue;
-            };
-            let charged = fee.clone();
-            (fee.paid, fee.begins) = (Paid::Free, now);
-            let kind = AcquireErrorKind::TooSoon;
-            let notes = request.notes.get_or_insert_default();
-            notes.bypassed.push((bypassed, kind));
-            self.ctx.note_bypass(limit, kind);
+            let charged = fees[number].clone();
+            self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
             self.end_sleep(id);
             self.accounting.refund(&charged, &self.ctx, &mut self.links);
             released.push(id);

@@ -23,7 +23,8 @@
 //!
 //! # Driving it
 //!
-//! The caller passes the time in, and calls in this order, as [`DriverState`](super::lock) and the simulation do:
+//! The caller begins each step with `begin_step`, which tells the time, and calls in this order, as
+//! [`DriverState`](super::lock) and the simulation do:
 //!
 //! 1. One input: `submit`, `collect`, `cancel` or `release`; `on_event` for news of a connection; `on_reply` or `on_failure`,
 //!    once for each exchange; or `on_time`, once `next_due` has passed.
@@ -172,7 +173,7 @@ impl Core {
         let parts = settings.parts;
         let link = |part| Link::new(part, &settings, now);
         Self {
-            links: Links(parts.all().map(link).collect()),
+            links: parts.all().map(link).collect(),
             last_link: 0,
             ctx: Context::new(settings, shared, now),
             queues: Queues::new(parts, !shared),
@@ -188,9 +189,26 @@ impl Core {
         }
     }
 
+    /// Begins a step at this time, which is the time of everything that the step does.
+    #[inline]
+    pub fn begin_step(&mut self, now: Instant) -> &mut Self {
+        self.ctx.now = now;
+        self
+    }
+
+    /// The time of this step.
+    pub fn now(&self) -> Instant {
+        self.ctx.now
+    }
+
     /// What all queues share.
     pub fn context(&self) -> &Context {
         &self.ctx
+    }
+
+    /// For a step about nothing else.
+    pub fn context_mut(&mut self) -> &mut Context {
+        &mut self.ctx
     }
 
     /// The effects, to be run without the lock.
@@ -198,11 +216,6 @@ impl Core {
     pub fn take_effects(&mut self) -> Effects {
         self.ctx.measure_returns();
         self.ctx.effects.take()
-    }
-
-    /// Whether there is a subscriber for the history.
-    pub fn set_history_wanted(&mut self, wanted: bool) {
-        self.ctx.set_history_wanted(wanted);
     }
 
     /// Changes whenever the store confirms a release, a report of spending or a refund.
@@ -252,11 +265,6 @@ impl Core {
             && self.queues.is_empty()
             && self.requests.is_empty()
             && !self.links.iter().any(is_owed)
-    }
-
-    /// Requests a step at this time, for a shutdown.
-    pub fn set_alarm(&mut self, at: Option<Instant>) {
-        self.ctx.ending.set_alarm(at);
     }
 
     /// Changes a queue, then lists or drops it.

@@ -6,19 +6,19 @@ use tokio::time::Instant;
 
 use super::{Core, Progress, SlotLeg, Stage, accounting::Level, link::Link};
 use crate::{
-    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind, LostErrorKind},
+    error::{AcquireError, AcquireErrorKind, LostErrorKind},
     keeper::{
-        context::{Context, earliest},
+        context::earliest,
         demand::{Demand, Leg, RequestId, Taken},
         effects::{Effect, LogEvent},
         queue::{Queue, Use},
     },
     key::Key,
-    leases::{Account, Bounds, Fee, Label, Lease, Leases, Pool, QueueId},
+    leases::{Account, Bounds, Fee, Label, Lease, Leases, Pool, QueueId, Tenure},
     limit::{Limit, LimitId, LimitValue, MAX_WEIGHT, Mode},
     status::{InLine, Quota, QuotaReader, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
-    telemetry::{Cost, LimitMeter},
+    telemetry::{Cost, LimitMeter, Measure},
 };
 
 /// Units of due work in one step, which take about a millisecond: timers, and entries that queues look at for them.
@@ -29,13 +29,7 @@ const IN_QUEUE: &str = "queue";
 impl Core {
     /// Submits a request for a permit with this label. The request exists until [`collect`](Self::collect) returns an
     /// answer, or [`cancel`](Self::cancel) removes it.
-    pub fn submit(
-        &mut self,
-        demand: &Demand,
-        label: &Label,
-        now: Instant,
-    ) -> Result<RequestId, AcquireError> {
-        self.ctx.now = now;
+    pub fn submit(&mut self, demand: &Demand, label: &Label) -> Result<RequestId, AcquireError> {
         let submitted = self.try_submit(demand, label);
         submitted.inspect_err(|error| self.ctx.note_refusal(error))
     }
@@ -47,16 +41,9 @@ impl Core {
             let (limit, kind) = (demand.first_limit(), AcquireErrorKind::ShutDown);
             return Err(self.ctx.registry.limit(limit).acquire_error(kind));
         }
-        if let Some(error) = self.pause_of(demand) {
-            return Err(error);
-        }
+        self.check_pauses(demand.legs())?;
         self.check_weights(demand.legs())?;
-        let request = match demand {
-            Demand::One(leg) if self.ctx.registry.limit(leg.limit).is_plain() && !leg.exempt => {
-                self.submit_slot(leg, label)
-            }
-            demand => self.submit_all(demand.legs(), label),
-        };
+        let request = self.submit_legs(demand, label);
         self.follow_decisions();
         Ok(request)
     }
@@ -71,18 +58,15 @@ impl Core {
     /// Refuses weights that no permit can have, under enforced limits.
     #[inline]
     fn check_weights(&self, legs: &[Leg]) -> Result<(), AcquireError> {
-        let enforced =
-            |leg: &Leg| self.ctx.registry.limit(leg.limit).current_mode() == Mode::Enforce;
-        let is_invalid = |leg: &&Leg| !(1..=MAX_WEIGHT).contains(&leg.weight) && enforced(leg);
-        let Some(leg) = legs.iter().find(is_invalid) else {
-            return Ok(());
-        };
-        let details = AcquireErrorDetails {
-            weight: leg.weight,
-            ..self.ctx.registry.limit(leg.limit).error_details()
-        };
-        let kind = AcquireErrorKind::InvalidWeight;
-        Err(AcquireError::new(kind, details))
+        for leg in legs {
+            let limit = self.ctx.registry.limit(leg.limit);
+            if !(1..=MAX_WEIGHT).contains(&leg.weight) && limit.current_mode() == Mode::Enforce {
+                let mut error = limit.acquire_error(AcquireErrorKind::InvalidWeight);
+                error.details.weight = leg.weight;
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// The answer to a request, if there is one; with quotas if `wants_quotas`. A refused request is then gone; a
@@ -91,11 +75,10 @@ impl Core {
         &mut self,
         id: RequestId,
         wants_quotas: bool,
-        now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
-        self.ctx.now = now;
         // A request is gone once collected.
-        let quotas = wants_quotas.then(|| self.quotas(id));
+        let request = self.requests.get(id).filter(|_| wants_quotas);
+        let quotas = request.map(|request| self.quotas(request, false).collect());
         let mut answer = self.collect_request(id);
         self.follow_decisions();
         match (&mut answer, quotas) {
@@ -128,43 +111,32 @@ impl Core {
     fn take(&mut self, id: RequestId) -> Option<Taken> {
         let request = self.requests.get(id)?;
         let waited = request.waited(self.ctx.now);
-        if request.plain
-            && let [leg] = &request.legs[..]
-        {
-            let lease = leg.lease.clone();
-            // Does not affect the queue's listing.
-            let queue = self.queues.without_listing(lease.queue);
-            let taken = queue.take(&mut self.ctx, &lease, waited)?;
-            let waker = self.requests.remove(id)?.take_waker();
-            self.ctx.effects.drop_waker(waker);
-            return Some(taken);
-        }
-        if !matches!(
-            request.progress(&self.queues, self.ctx.now),
-            Progress::Complete
-        ) {
+        let Progress::Complete = request.progress(&self.queues, self.ctx.now) else {
             return None;
-        }
+        };
         let mut request = self.requests.remove(id)?;
         self.ctx.effects.drop_waker(request.take_waker());
-        let notes = request.notes;
-        let fees = notes.as_ref().map_or(&[][..], |notes| &notes.fees);
-        for fee in fees {
-            self.ctx.note_admission(fee.limit_id(), waited);
-            (self.ctx).note_cost(fee.limit_id(), Cost::Charged, fee.paid_cost().into());
+        for fee in request.fees() {
+            let limit = fee.limit_id();
+            self.ctx.measure(limit, Measure::Admitted(waited));
+            (self.ctx).note_cost(limit, Cost::Charged, fee.paid_cost().into());
         }
         let mut place = 0;
         for SlotLeg { lease, .. } in &request.legs {
+            // Does not affect the queue's listing.
             let queue = self.queues.without_listing(lease.queue);
-            self.ctx.note_admission(queue.terms().limit_id, waited);
-            place = place.max(queue.take_as_leg(&mut self.ctx, lease));
+            place = place.max(queue.take(&mut self.ctx, lease, waited, request.alone));
         }
-        let leases = request.legs.into_iter().map(|leg| leg.lease);
+        let mut leases = request.legs.into_iter().map(|leg| leg.lease);
+        let leases = match leases.next() {
+            Some(lease) if request.alone => Leases::One(Tenure::of(lease)),
+            first => Leases::many(first.into_iter().chain(leases).collect()),
+        };
         Some(Taken {
-            leases: Leases::many(leases.collect()),
+            leases,
             waited,
             place,
-            notes,
+            notes: request.notes,
         })
     }
 
@@ -180,9 +152,8 @@ impl Core {
         id: RequestId,
         wants_quotas: bool,
         waker: StoredWaker,
-        now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
-        let answer = self.collect(id, wants_quotas, now);
+        let answer = self.collect(id, wants_quotas);
         let unused = match self.requests.get_mut(id) {
             Some(request) if answer.is_none() => request.watch(waker),
             _ => Some(waker),
@@ -197,29 +168,30 @@ impl Core {
         legs.find_map(|leg| leg.in_line(&self.queues))
     }
 
-    pub fn cancel(&mut self, id: RequestId, now: Instant) {
-        self.ctx.now = now;
-        self.drop_request(id);
+    pub fn cancel(&mut self, id: RequestId) {
+        self.let_go(id);
+        let request = self.requests.remove(id);
+        let waker = request.and_then(|mut request| request.take_waker());
+        self.ctx.effects.drop_waker(waker);
         self.follow_decisions();
     }
 
     /// Releases the slots of a permit. The slots of a permit that may have several bypass the pool, which serves only
     /// requests for a single slot.
-    pub fn release(&mut self, leases: &Leases, now: Instant) {
+    pub fn release(&mut self, leases: &Leases) {
         let has_one = matches!(leases, Leases::One(_));
         let leases = leases.all().iter();
-        leases.for_each(|lease| self.release_to(lease, has_one, now));
+        leases.for_each(|lease| self.release_to(lease, has_one));
     }
 
-    fn release_to(&mut self, lease: &Arc<Lease>, may_pool: bool, now: Instant) {
-        self.ctx.now = now;
+    fn release_to(&mut self, lease: &Arc<Lease>, may_pool: bool) {
         self.bounded.forget(lease.seq());
         if !self.queues.has(lease.queue) {
-            return lease.release_at(now);
+            return lease.release_at(self.ctx.now);
         }
         self.change(lease.queue, |queue, ctx| {
             if !(may_pool && queue.keep_released(ctx, lease)) {
-                lease.release_at(now);
+                lease.release_at(ctx.now);
                 queue.release(ctx, lease.seq(), Use::Held);
             }
         });
@@ -233,49 +205,36 @@ impl Core {
         &mut self,
         lease: &Arc<Lease>,
         confirmation: Confirmation,
-        now: Instant,
     ) -> Option<Arc<Limit>> {
         let seq = lease.seq();
-        self.release_to(lease, false, now);
+        self.release_to(lease, false);
         let queue = self.queues.get(lease.queue);
-        let releasing = queue.filter(|queue| queue.is_releasing(seq));
-        let part = releasing.map(|queue| queue.terms().part);
-        let limit = releasing.map(|queue| queue.terms().limit().clone());
-        match part.filter(|part| self.ctx.asks_store(*part)) {
-            Some(part) => {
-                let until = now + self.ctx.settings.store_timeout;
+        let queue = queue.filter(|queue| queue.is_releasing(seq));
+        let terms = queue.map(Queue::terms);
+        match terms.map(|terms| terms.part) {
+            Some(part) if self.ctx.asks_store(part) => {
+                let until = self.ctx.now + self.ctx.settings.store_timeout;
                 let confirmations = &mut self.ctx.confirmations;
                 confirmations.insert(seq, part, until, confirmation);
             }
-            None => self.ctx.effects.push(Effect::GiveUpOn(confirmation)),
+            _ => self.ctx.effects.push(Effect::GiveUpOn(confirmation)),
         }
-        limit
-    }
-
-    /// Without a driver no release is confirmed.
-    pub fn end_confirmations(&mut self) {
-        self.ctx.end_confirmations(None);
-    }
-
-    /// Releases a slot that was never used.
-    fn cancel_taken(&mut self, lease: &Arc<Lease>, now: Instant) {
-        self.ctx.now = now;
-        self.bounded.forget(lease.seq());
-        lease.release_at(now);
-        if self.queues.has(lease.queue) {
-            self.change(lease.queue, |queue, ctx| {
-                queue.release(ctx, lease.seq(), Use::Unused);
-            });
-        }
-        self.follow_decisions();
+        terms.map(|terms| terms.limit().clone())
     }
 
     /// Releases the slots of a request that was granted here, and refunds its charges. Returns the state of its rates
     /// afterwards.
-    pub fn cancel_granted(&mut self, taken: Taken, now: Instant) -> Vec<Quota> {
-        let leases = taken.leases.all().iter();
-        leases.for_each(|lease| self.cancel_taken(lease, now));
-        self.ctx.now = now;
+    pub fn cancel_granted(&mut self, taken: Taken) -> Vec<Quota> {
+        for lease in taken.leases.all() {
+            self.bounded.forget(lease.seq());
+            lease.release_at(self.ctx.now);
+            if self.queues.has(lease.queue) {
+                self.change(lease.queue, |queue, ctx| {
+                    queue.release(ctx, lease.seq(), Use::Unused);
+                });
+            }
+            self.follow_decisions();
+        }
         let fees = taken.notes.map(|notes| notes.fees);
         // Newest charge first: a rate can only undo its latest charge.
         let fees = fees.into_iter().flatten().rev();
@@ -288,10 +247,10 @@ impl Core {
     }
 
     /// Bounds a permit that was collected. The bounds end when it is [released](Self::release).
-    pub fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
+    pub fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds) {
         // The keeper has to see the permit's end.
         lease.set_reusable(false);
-        self.bounded.bound(lease, bounds, now);
+        self.bounded.bound(lease, bounds, self.ctx.now);
     }
 
     /// The meter of a lease's limit. `None`: no longer held.
@@ -309,9 +268,7 @@ impl Core {
         limit: LimitId,
         (key, own_value): (&Key, Option<LimitValue>),
         inquiry: Inquiry,
-        now: Instant,
     ) {
-        self.ctx.now = now;
         let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
         self.change(queue, |queue, ctx| {
             if own_value.is_some() {
@@ -323,21 +280,16 @@ impl Core {
     }
 
     /// The pool of a key, if its limit reuses slots. The queue stays until it is [unbound](Self::unbind).
-    pub fn bind(
-        &mut self,
-        limit: LimitId,
-        key: &Key,
-        now: Instant,
-    ) -> Option<(QueueId, Arc<Pool>)> {
-        self.ctx.now = now;
+    pub fn bind(&mut self, limit: LimitId, key: &Key) -> Option<(QueueId, Arc<Pool>)> {
         if !self.ctx.registry.limit(limit).is_reused() {
             return None;
         }
         let id = self.queues.find_or_make(&mut self.ctx, limit, key);
-        let bind =
-            |queue: &mut Queue, _: &mut Context| queue.pool().inspect(|pool| pool.bind()).cloned();
-        let pool = self.change(id, bind)?;
-        Some((id, pool))
+        self.change(id, |queue, _| {
+            let pool = queue.pool()?;
+            pool.bind();
+            Some((id, pool.clone()))
+        })
     }
 
     pub fn unbind(&mut self, queue: QueueId, pool: &Pool) {
@@ -365,10 +317,8 @@ impl Core {
     pub fn change_account(
         &mut self,
         fee: &Fee,
-        now: Instant,
         change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>,
     ) {
-        self.ctx.now = now;
         if let Some((kind, cost)) = change(self.accounting.accounts.account_of(fee)) {
             self.ctx.note_cost(fee.limit_id(), kind, cost);
         }
@@ -376,8 +326,7 @@ impl Core {
     }
 
     /// The state of a rate after this permit's latest charge, including its spending since.
-    pub fn account_quota(&mut self, fee: &Fee, reader: QuotaReader, now: Instant) -> Option<Quota> {
-        self.ctx.now = now;
+    pub fn account_quota(&self, fee: &Fee, reader: QuotaReader) -> Option<Quota> {
         (self.accounting).quota(fee, reader, &self.ctx, &self.links)
     }
 }
@@ -424,8 +373,9 @@ impl Core {
 
     /// Does what is due. Returns whether it may be too much for one step: then [`next_due`](Self::next_due) has still
     /// passed, and the next step continues.
-    pub fn on_time(&mut self, now: Instant) -> bool {
-        (self.ctx.now, self.ctx.driven) = (now, true);
+    pub fn on_time(&mut self) -> bool {
+        let now = self.ctx.now;
+        self.ctx.driven = true;
         self.ctx.ending.on_time(now);
         self.end_trouble();
         self.end_terms();
@@ -471,11 +421,8 @@ impl Core {
         let counts = || self.ctx.registry.has_divided();
         for link in self.links.iter_mut() {
             let is_due = link.connection.ends_pause(now);
-            let has_queues = || {
-                self.queues
-                    .iter()
-                    .any(|queue| queue.terms().part == link.part)
-            };
+            let mut queues = self.queues.iter();
+            let mut has_queues = || queues.any(|queue| queue.terms().part == link.part);
             if is_due && link.is_up() && (counts() || has_queues()) {
                 link.connection.want();
             }
@@ -484,11 +431,10 @@ impl Core {
 
     /// Revokes the first permit to be checked, if it has reached a bound.
     fn end_bounded(&mut self) -> bool {
-        let Some(checked) = self.bounded.check_next(self.ctx.now) else {
-            return false;
-        };
-        let Some((lease, kind)) = checked else {
-            return true;
+        let (lease, kind) = match self.bounded.check_next(self.ctx.now) {
+            None => return false,
+            Some(None) => return true,
+            Some(Some(ended)) => ended,
         };
         let (seq, was_lost) = (lease.seq(), lease.is_over(self.ctx.now));
         let queue = self.queues.get(lease.queue);
@@ -510,8 +456,7 @@ impl Core {
 /// Shutdown.
 impl Core {
     /// Refuses newcomers from now on. Waiting requests and permits have this much time: the latest call counts.
-    pub fn close(&mut self, grace_ends_at: Instant, now: Instant) {
-        self.ctx.now = now;
+    pub fn close(&mut self, grace_ends_at: Instant) {
         self.ctx.ending.begin(grace_ends_at);
         self.each_queue(|queue, ctx| queue.empty_pool(ctx));
         self.follow_decisions();
@@ -519,12 +464,11 @@ impl Core {
 
     /// Refuses waiting requests, and all others from now on, and loses all slots. Returns the number of requests that
     /// waited.
-    pub fn end_grace(&mut self, now: Instant) -> usize {
-        self.ctx.now = now;
+    pub fn end_grace(&mut self) -> usize {
         self.ctx.ending.end_grace();
         let refused = self.refuse_all(AcquireErrorKind::ShutDown);
         self.follow_decisions();
-        self.lose_all(now);
+        self.lose_all();
         refused
     }
 
@@ -560,8 +504,7 @@ impl Core {
     }
 
     /// Marks all held slots as lost, and releases them.
-    pub fn lose_all(&mut self, now: Instant) {
-        self.ctx.now = now;
+    pub fn lose_all(&mut self) {
         self.accounting.accounts.report_all();
         let held = self.held_by_permits();
         self.ctx.ending.lose(held);

@@ -4,6 +4,8 @@
 //! where a script may touch the keys of one hash slot only, so an exchange is about one key: there a request asks for one
 //! after the other, in an order that never deadlocks, and holds the earlier ones meanwhile.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use super::{
@@ -13,14 +15,13 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{context::Context, queue::LegState},
-    leases::{Fee, Paid},
+    leases::{Fee, Lease, Paid},
     limit::LimitId,
     part::Part,
     status::InLine,
 };
 
 /// How far a request has come.
-#[derive(Clone, Copy)]
 pub(super) enum Progress {
     Complete,
     /// The next leg's turn begins.
@@ -28,7 +29,7 @@ pub(super) enum Progress {
     /// The store, or a queue, decides next. Contains the deadline of the wait, if the request waits in a queue.
     Waits(Option<Instant>),
     /// This leg cannot be kept: it was lost, or an earlier one was.
-    Stray(usize),
+    Stray(Arc<Lease>),
 }
 
 /// The next slots and charges of a request.
@@ -70,7 +71,7 @@ impl Next {
 impl Request {
     pub fn progress(&self, queues: &Queues, now: Instant) -> Progress {
         let mut is_complete = true;
-        for (number, leg) in self.legs.iter().enumerate() {
+        for leg in &self.legs {
             let Some(state) = leg.state(queues, now) else {
                 continue;
             };
@@ -80,7 +81,7 @@ impl Request {
                     return if busy {
                         Progress::Waits(self.wait_in_queue(queues, now))
                     } else {
-                        Progress::Stray(number)
+                        Progress::Stray(leg.lease.clone())
                     };
                 }
                 LegState::Held { .. } => {}

@@ -7,9 +7,7 @@
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     hash::Hash,
-    mem,
-    num::NonZeroU32,
-    ops,
+    mem, ops,
     sync::Arc,
 };
 
@@ -65,28 +63,14 @@ struct Ready {
     count: usize,
 }
 
-/// A queue next to another in a row, in four bytes, since each queue has two.
-#[derive(Clone, Copy, Default)]
-struct Neighbour(Option<NonZeroU32>);
-
-impl Neighbour {
-    fn to(id: Option<QueueId>) -> Self {
-        Self(id.and_then(|id| NonZeroU32::new(id.0.wrapping_add(1))))
-    }
-
-    fn id(self) -> Option<QueueId> {
-        self.0.map(|number| QueueId(number.get() - 1))
-    }
-}
-
 /// A queue, and where it is listed.
 struct ListedQueue {
     queue: Queue,
     /// Its row in `ready`.
     turn: Option<Turn>,
     /// Its neighbours in the row.
-    before: Neighbour,
-    after: Neighbour,
+    before: Option<QueueId>,
+    after: Option<QueueId>,
     /// Its place in `due`.
     due: Option<Instant>,
     /// Whether it is in `cached`.
@@ -150,8 +134,8 @@ impl Queues {
         self.members.insert(Box::new(ListedQueue {
             queue,
             turn: None,
-            before: Neighbour::default(),
-            after: Neighbour::default(),
+            before: None,
+            after: None,
             due: None,
             cached: false,
         }));
@@ -299,7 +283,7 @@ impl Queues {
 
     /// Queues with work for a part of the store.
     pub fn ready(&self, part: Part) -> impl Iterator<Item = &Queue> {
-        let after = |id: &QueueId| self.members[id.index()].after.id();
+        let after = |id: &QueueId| self.members[id.index()].after;
         let row = move |ready: &Ready| std::iter::successors(ready.first, after);
         let rows = self.ready[part.number()].iter();
         rows.flat_map(row).map(|id| &self[id])
@@ -328,30 +312,29 @@ impl Queues {
         let last = ready.last.replace(id);
         ready.count += 1;
         match last {
-            Some(last) => self.members[last.index()].after = Neighbour::to(Some(id)),
+            Some(last) => self.members[last.index()].after = Some(id),
             None => ready.first = Some(id),
         }
         let member = &mut self.members[id.index()];
-        (member.turn, member.before, member.after) =
-            (Some(turn), Neighbour::to(last), Neighbour::default());
+        (member.turn, member.before, member.after) = (Some(turn), last, None);
     }
 
     fn leave_row(&mut self, id: QueueId) {
         let member = &mut self.members[id.index()];
-        let (before, after) = (mem::take(&mut member.before), mem::take(&mut member.after));
+        let (before, after) = (member.before.take(), member.after.take());
         let Some(turn) = member.turn.take() else {
             return;
         };
         let part = member.queue.terms().part;
         let ready = &mut self.ready[part.number()][turn as usize];
         ready.count -= 1;
-        match before.id() {
+        match before {
             Some(before) => self.members[before.index()].after = after,
-            None => ready.first = after.id(),
+            None => ready.first = after,
         }
-        match after.id() {
+        match after {
             Some(after) => self.members[after.index()].before = before,
-            None => ready.last = before.id(),
+            None => ready.last = before,
         }
     }
 
@@ -466,7 +449,7 @@ impl Queues {
         }
         let rows = self.ready.iter().flatten();
         for (ready, turn) in rows.zip(turns.iter().flatten()) {
-            let after = |id: &QueueId| self.members[id.index()].after.id();
+            let after = |id: &QueueId| self.members[id.index()].after;
             let row = std::iter::successors(ready.first, after);
             let row: Vec<_> = row.take(ready.count + 1).collect();
             let listed = row.iter().copied().collect();

@@ -4,7 +4,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Complaints, Core, SlotLeg, accounting::Level};
+use super::{Complaints, Core, Request, SlotLeg, accounting::Level};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{context::Context, demand::RequestId, effects::LogEvent, queue::Use},
@@ -55,18 +55,10 @@ impl Core {
         let Some(request) = request.filter(|request| !request.is_refused()) else {
             return;
         };
-        let (queues, ctx, links) = (&self.queues, &self.ctx, &self.links);
+        let (queues, ctx) = (&self.queues, &self.ctx);
         let refused = error.details.limit_name.clone();
-        // As they will be once the request has released its slots and places, and its charges are refunded.
-        let slots = request
-            .legs
-            .iter()
-            .filter_map(|SlotLeg { lease, .. }| queues[lease.queue].quota(ctx, Some(lease.seq())));
-        let rates = request.fees().iter();
-        let rates = rates.filter_map(|fee| Some(Level::of(fee, ctx, links)?.quota_without(fee)));
-        let others = slots
-            .chain(rates)
-            .filter(|quota| quota.limit_name != refused);
+        let others = self.quotas(request, true);
+        let others = others.filter(|quota| quota.limit_name != refused);
         error.details.quotas.extend(others);
         if let Some(limit) = ctx.registry.id_of(error.limit_name()) {
             let about = || {
@@ -85,7 +77,7 @@ impl Core {
     }
 
     /// Releases the slots of a request, and removes it from all lists.
-    fn let_go(&mut self, id: RequestId) {
+    pub(super) fn let_go(&mut self, id: RequestId) {
         self.requests.stop_asking(id);
         self.requests.wait(id, None);
         let Some(request) = self.requests.get_mut(id) else {
@@ -107,13 +99,6 @@ impl Core {
         for fee in fees {
             (self.accounting).refund(&fee, &self.ctx, &mut self.links);
         }
-    }
-
-    pub(super) fn drop_request(&mut self, id: RequestId) {
-        self.let_go(id);
-        let request = self.requests.remove(id);
-        let waker = request.and_then(|mut request| request.take_waker());
-        self.ctx.effects.drop_waker(waker);
     }
 
     /// Refuses all requests not yet collected. Returns their number.
@@ -153,16 +138,26 @@ impl Core {
 }
 
 impl Core {
-    /// The known states of a request's limits.
-    pub(super) fn quotas(&self, id: RequestId) -> Vec<Quota> {
-        let Some(request) = self.requests.get(id) else {
-            return Vec::new();
-        };
-        let legs = request.legs.iter().map(|leg| &self.queues[leg.lease.queue]);
-        let slots = legs.filter_map(|queue| queue.quota(&self.ctx, None));
-        let rates = request.fees().iter();
-        let rates =
-            rates.filter_map(|fee| Some(Level::of(fee, &self.ctx, &self.links)?.quota(fee)));
-        slots.chain(rates).collect()
+    /// The known states of a request's limits: now, or as they will be once a refused request has released its slots and
+    /// places, and its charges are refunded.
+    pub(super) fn quotas(
+        &self,
+        request: &Request,
+        is_refused: bool,
+    ) -> impl Iterator<Item = Quota> {
+        let (ctx, legs) = (&self.ctx, request.legs.iter());
+        let slots = legs.filter_map(move |SlotLeg { lease, .. }| {
+            let without = is_refused.then(|| lease.seq());
+            self.queues[lease.queue].quota(ctx, without)
+        });
+        let rates = request.fees().iter().filter_map(move |fee| {
+            let level = Level::of(fee, ctx, &self.links)?;
+            Some(if is_refused {
+                level.quota_without(fee)
+            } else {
+                level.quota(fee)
+            })
+        });
+        slots.chain(rates)
     }
 }

@@ -49,8 +49,8 @@ pub(super) struct Request {
     number: NonZeroU64,
     /// In order of acquisition.
     pub legs: Legs,
-    /// A request for a single slot, which its queue sends.
-    pub plain: bool,
+    /// It needs exactly one slot, and its queue sends it.
+    pub alone: bool,
     /// Includes its charges.
     pub notes: Option<Box<Notes>>,
     pub asked: Instant,
@@ -95,12 +95,6 @@ pub(super) enum Stage {
     Sleeping(Instant),
     Granted,
     Refused(AcquireError),
-}
-
-impl Stage {
-    pub fn asks(&self) -> bool {
-        matches!(self, Self::Listed | Self::Unsent | Self::Sent(_))
-    }
 }
 
 impl Request {
@@ -180,14 +174,14 @@ impl Requests {
         &mut self,
         id: RequestId,
         legs: Legs,
-        plain: bool,
+        alone: bool,
         notes: Option<Box<Notes>>,
         now: Instant,
     ) {
         let slot = self.slab.insert(Request {
             number: id.number,
             legs,
-            plain,
+            alone,
             notes,
             asked: now,
             ticket: None,
@@ -458,7 +452,8 @@ mod tests {
                     id.number
                 );
                 ensure!(
-                    stage.asks() || request.asking.is_none(),
+                    matches!(stage, Stage::Listed | Stage::Unsent | Stage::Sent(_))
+                        || request.asking.is_none(),
                     "request {}: asks no more",
                     id.number
                 );

@@ -53,8 +53,7 @@ struct SentClaim<'a> {
 impl Core {
     /// Handles an exchange without an answer, which may or may not have run. Returns whether it was on the current
     /// connection.
-    pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) -> bool {
-        self.ctx.now = now;
+    pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError) -> bool {
         let link = &mut self.links[id.part];
         let Some(sent) = link.take_sent(id) else {
             return false;
@@ -72,21 +71,15 @@ impl Core {
         self.unanswered(sent, false);
         self.note_failure(failure, id, &error.error.message);
         if is_in_use {
-            self.links[id.part]
-                .connection
-                .reconnect_in(RETRY_PAUSE, now);
+            let connection = &mut self.links[id.part].connection;
+            connection.reconnect_in(RETRY_PAUSE, self.ctx.now);
         }
         self.follow_decisions();
         is_in_use
     }
 
-    pub fn log_panic(&mut self) {
-        self.ctx.log(LogEvent::DriverPanicked);
-    }
-
     /// The driver has gone with its runtime. Requests that are polled start another one.
-    pub fn on_driver_gone(&mut self, now: Instant) {
-        (self.ctx.now, self.ctx.driven) = (now, false);
+    pub fn on_driver_gone(&mut self) {
         self.fail_exchanges();
         // A request served from the pool would not restart the driver, so the pool is emptied.
         if self.ctx.shared {
@@ -101,8 +94,7 @@ impl Core {
     }
 
     /// The driver did not run in time, and another one takes over, perhaps on its own thread.
-    pub fn on_late_driver(&mut self, has_thread: bool, now: Instant) {
-        (self.ctx.now, self.ctx.driven) = (now, false);
+    pub fn on_late_driver(&mut self, has_thread: bool) {
         self.ctx.log(LogEvent::DriverLate { has_thread });
         self.fail_exchanges();
         self.follow_decisions();
@@ -110,6 +102,7 @@ impl Core {
 
     /// The driver that sent these exchanges will not see their answers. This proves nothing about the store.
     fn fail_exchanges(&mut self) {
+        self.ctx.driven = false;
         for part in self.ctx.settings.parts.all() {
             // The next driver has its own connections.
             self.links[part].connection.left(self.exchanges);
@@ -166,14 +159,13 @@ impl Core {
 /// Events.
 impl Core {
     /// An event of the connection to this part of the store.
-    pub fn on_event(&mut self, part: Part, event: &Event, now: Instant) {
-        self.ctx.now = now;
+    pub fn on_event(&mut self, part: Part, event: &Event) {
         match event {
             Event::Connected => self.on_connected(part),
             // Perhaps the server has ended: holders may be forgotten, and waiters promoted without a wake-up.
             Event::Disconnected => {
                 let connection = self.links[part].connection.left(self.exchanges);
-                connection.reconnect_soon(now);
+                connection.reconnect_soon(self.ctx.now);
             }
             Event::Wake(wake) => self.on_wake(wake),
             Event::Missed => self.on_missed(part),
@@ -287,36 +279,33 @@ impl Core {
         let refused = availability == Availability::Refused;
         let state = match change {
             Transition::Opened { is_news: true } => Some(StoreState::Down { was_up, refused }),
-            _ if is_up && !was_up => Some(StoreState::Up),
-            _ => None,
+            _ => (is_up && !was_up).then_some(StoreState::Up),
         };
         if let Some(state) = state {
             self.ctx.effects.push(Effect::MeasureStore(state));
         }
         match change {
-            Transition::Opened { .. } => self.leave_store(part),
-            Transition::Closed { .. } => {
+            Transition::Opened { .. } => {
+                self.leave_store(part);
+                // The time of a fallback begins.
+                self.ctx.measure_limits();
+                self.ctx.log_trouble(part, cause, why);
+            }
+            Transition::StaysOpen => self.ctx.log_trouble(part, cause, why),
+            Transition::Closed { is_news } => {
                 // Replicas that are back early would be granted the slots that the others have released, before these
                 // others record the permits of their fallbacks. Only a newcomer shows whether a store has memory again.
                 if !self.links[part].breaker.is_full() {
                     self.ctx.returns.begin_after_outage(part, self.ctx.now);
                 }
                 self.each_queue_of(part, |queue, ctx| queue.rejoin_store(ctx));
+                self.ctx.measure_limits();
+                if is_news {
+                    self.ctx.log_recovery(part);
+                }
             }
-            Transition::None | Transition::StaysOpen | Transition::Recovered => {}
-        }
-        if let Transition::Opened { .. } | Transition::Closed { .. } = change {
-            // The time of a fallback may be over, or begins again.
-            self.ctx.measure_limits();
-        }
-        match change {
-            Transition::Opened { .. } | Transition::StaysOpen => {
-                self.ctx.log_trouble(part, cause, why);
-            }
-            Transition::Closed { is_news: true } | Transition::Recovered => {
-                self.ctx.log_recovery(part);
-            }
-            _ => {}
+            Transition::Recovered => self.ctx.log_recovery(part),
+            Transition::None => {}
         }
         change
     }
@@ -333,9 +322,9 @@ impl Core {
             self.requests.stop_asking(id);
         }
         // In a cluster no request has one.
-        for request in self.requests.each() {
-            request.ticket = None;
-        }
+        self.requests
+            .each()
+            .for_each(|request| request.ticket = None);
         let availability = self.ctx.availability(part);
         (self.accounting).report_all_here(part, &mut self.ctx, &mut self.links);
         self.each_queue_of(part, |queue, ctx| queue.leave_store(ctx, availability));
@@ -406,16 +395,7 @@ impl Core {
             let known = self.links[part].refunds.len();
             match result {
                 Ok(answer) => self.claim_answered(&sent, &answer, at),
-                Err(error) => {
-                    let error = StoreError::from(&error);
-                    if let Some(limit) = self.limit_of(&sent) {
-                        let key = claim.charges.first().map(|charge| charge.key.clone());
-                        let key = key.unwrap_or_default();
-                        (self.complaints).report(&limit, &key, &error, &mut self.ctx);
-                    }
-                    self.claim_unusable(&sent, error.availability());
-                    outage = outage.or(error.is_outage().then_some(error));
-                }
+                Err(error) => outage = outage.or(self.claim_unusable(&sent, &error)),
             }
             // Newest claim first: a rate with a small burst can only undo its latest reserved start.
             let refunds = &mut self.links[part].refunds;
@@ -456,9 +436,15 @@ impl Core {
         self.links[sent.part].refunds.extend(refunds);
     }
 
-    /// A ledger or a rate of the claim cannot be used.
-    fn claim_unusable(&mut self, sent: &SentClaim<'_>, availability: Availability) {
-        let mut is_rate = true;
+    /// A ledger or a rate of the claim cannot be used. Returns an error that means that the store is down.
+    fn claim_unusable(&mut self, sent: &SentClaim<'_>, error: &LedgerError) -> Option<StoreError> {
+        let error = StoreError::from(error);
+        if let Some(limit) = self.limit_of(sent) {
+            let charge = sent.claim.charges.first();
+            let key = charge.map_or_else(Default::default, |charge| charge.key.clone());
+            (self.complaints).report(&limit, &key, &error, &mut self.ctx);
+        }
+        let (availability, mut is_rate) = (error.availability(), true);
         for ask in &sent.claim.asks {
             let pending = &sent.pending[ask.batch];
             let failed = pending.failed;
@@ -484,6 +470,7 @@ impl Core {
             }
             _ => {}
         }
+        error.is_outage().then_some(error)
     }
 
     /// The first limit of the claim.

@@ -396,7 +396,7 @@ mod tests {
                     number: number.try_into().expect("from 1"),
                     slot: 0,
                 },
-                plain,
+                alone: plain,
                 shadow: false,
             };
             let entry = Entry::new(lease, Duration::ZERO, self.ctx.now, Some(request));

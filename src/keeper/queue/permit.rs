@@ -14,9 +14,9 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::{Context, Decision},
-        demand::{Taken, Tenant},
+        demand::Tenant,
     },
-    leases::{Lease, Leases, Tenure},
+    leases::Lease,
     ledger::{Batch, Operation, Seq, Standing, weight_of},
     telemetry::Measure,
 };
@@ -237,43 +237,26 @@ impl Queue {
 
 /// Holders of slots.
 impl Queue {
-    /// Gives a held slot to its request, which wanted no other.
+    /// Gives a held slot to its request: the only one (`alone`), or one of several. Returns the place in which it joined
+    /// the queue.
     pub fn take(
         &mut self,
         ctx: &mut Context,
         lease: &Arc<Lease>,
         waited: Duration,
-    ) -> Option<Taken> {
+        alone: bool,
+    ) -> u32 {
         let seq = lease.seq();
-        let entry = self.entries.get_mut(seq)?;
-        if !entry.is_held() || lease.is_over(ctx.now) {
-            return None;
-        }
-        entry.leave_request();
-        if let Some(Holder::Request) = entry.hand_over(Holder::Permit) {
-            ctx.record(|history, now| history.taken(&self.terms.ledger, seq, now));
-            lease.begin_tenure(ctx.now);
-            lease.set_reusable(entry.presence.is_present() || !ctx.shared);
-        }
-        ctx.note_admission(self.terms.limit_id, waited);
-        Some(Taken {
-            leases: Leases::One(Tenure::of(lease.clone())),
-            waited,
-            place: entry.place,
-            notes: None,
-        })
-    }
-
-    /// Gives a slot to its request, as one of several. Returns its initial place in the queue.
-    pub fn take_as_leg(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> u32 {
-        let seq = lease.seq();
+        ctx.measure(self.terms.limit_id, Measure::Admitted(waited));
         let Some(entry) = self.entries.get_mut(seq) else {
             return 0;
         };
         entry.leave_request();
-        entry.hand_over(Holder::Permit);
-        lease.begin_tenure(ctx.now);
-        ctx.record(|history, now| history.taken(&self.terms.ledger, seq, now));
+        if let Some(Holder::Request) = entry.hand_over(Holder::Permit) {
+            ctx.record(|history, now| history.taken(&self.terms.ledger, seq, now));
+            lease.begin_tenure(ctx.now);
+            lease.set_reusable(alone && (entry.presence.is_present() || !ctx.shared));
+        }
         entry.place
     }
 }

@@ -179,7 +179,7 @@ impl World {
     fn submits(&mut self, client: usize, demand: &Demand) {
         let (replica, now) = (self.clients[client].replica, self.local());
         let core = &mut self.replicas[replica].core;
-        let Ok(asked) = core.submit_unlabelled(demand, now) else {
+        let Ok(asked) = core.begin_step(now).submit_unlabelled(demand) else {
             return;
         };
         if let Some(lease) = core.lease_of(asked).filter(|lease| lease.is_reused()) {
@@ -214,7 +214,7 @@ impl World {
         }
         let now = self.local();
         let core = &mut self.replicas[replica].core;
-        let answer = core.collect(asked, false, now);
+        let answer = core.begin_step(now).collect(asked, false);
         match answer {
             Some(Ok(taken)) => {
                 let here = is_let_in_here(&taken);
@@ -303,7 +303,7 @@ impl World {
         let Client { replica, holds, .. } = &self.clients[client];
         let core = &mut self.replicas[*replica].core;
         if let Some(leases) = holds
-            && core.pause(leases, "sim", length, now)
+            && core.begin_step(now).pause(leases, "sim", length)
         {
             self.totals.pauses += 1;
             self.note(|| format!("client {client} pauses its key for {length:?}"));
@@ -322,7 +322,10 @@ impl World {
             }
             for key in 0..self.keys {
                 let core = &mut self.replicas[replica].core;
-                if core.resume(LimitId(0), &Key::from(key.to_be_bytes()), now) {
+                if core
+                    .begin_step(now)
+                    .resume(LimitId(0), &Key::from(key.to_be_bytes()))
+                {
                     self.totals.resumes += 1;
                     self.note(|| format!("replica {replica} ends the pause of key {key}"));
                 }
@@ -352,8 +355,8 @@ impl World {
         }
         let core = &mut self.replicas[replica].core;
         match leases {
-            Some(leases) => core.release(&leases, now),
-            None => core.cancel(asked, now),
+            Some(leases) => core.begin_step(now).release(&leases),
+            None => core.begin_step(now).cancel(asked),
         }
         true
     }

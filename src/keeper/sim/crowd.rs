@@ -391,7 +391,7 @@ impl World {
     fn joins(&mut self, replica: usize, demand: &Demand, expected: Expected) {
         let now = self.local();
         let core = &mut self.replicas[replica].core;
-        let asked = core.submit_unlabelled(demand, now).ok();
+        let asked = core.begin_step(now).submit_unlabelled(demand).ok();
         let mut client = Client::new(replica);
         client.life = self.replicas[replica].life;
         client.until = self.now + Duration::from_secs(20);
@@ -549,7 +549,7 @@ impl World {
         self.note(|| format!("r{replica} is shut down, graceful: {is_graceful}"));
         let now = self.local();
         let core = &mut self.replicas[replica].core;
-        let shutdown = Shutdown::begin(core, time, now);
+        let shutdown = Shutdown::begin(core.begin_step(now), time);
         self.replicas[replica].closing = Some(Closing {
             shutdown,
             is_store_asked: false,
@@ -579,13 +579,13 @@ impl World {
             closing.shutdown.store_has_until(core, now)
         };
         until = until.filter(|until| now < *until);
-        core.set_alarm(until);
+        core.context_mut().ending.set_alarm(until);
         if until.is_some() {
             self.replicas[replica].closing = Some(closing);
             return false;
         }
         if !closing.is_store_asked {
-            closing.shutdown.end_grace(core, now);
+            closing.shutdown.end_grace(core.begin_step(now));
             closing.is_store_asked = true;
             self.replicas[replica].closing = Some(closing);
             return true;

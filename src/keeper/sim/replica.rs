@@ -151,7 +151,10 @@ impl World {
         }
         self.note(|| format!("r{replica} changes {limit:?}"));
         let now = self.local();
-        let updated = self.replicas[replica].core.revise(&[&limit], now);
+        let updated = self.replicas[replica]
+            .core
+            .begin_step(now)
+            .revise(&[&limit]);
         updated.expect("valid");
         self.pump(replica);
     }
@@ -176,7 +179,7 @@ impl World {
                     self.note_answer(replica, number, &reply);
                 }
                 let core = &mut self.replicas[replica].core;
-                core.on_reply(number, reply, now);
+                core.begin_step(now).on_reply(number, reply);
                 line.into_iter().for_each(|line| self.note(|| line));
                 if is_new {
                     if self.has_given_up_releases(replica) {
@@ -200,11 +203,13 @@ impl World {
                 self.fails(replica, number, failure);
             }
             Event::Wakes(wake) => {
-                core.on_event(Part::default(), &StoreEvent::Wake(wake.clone()), now);
+                core.begin_step(now)
+                    .on_event(Part::default(), &StoreEvent::Wake(wake.clone()));
                 self.note(|| format!("r{replica} was woken: {wake:?}"));
             }
             Event::Lost(part, key) => {
-                core.on_event(part, &StoreEvent::Lost(key.clone()), now);
+                core.begin_step(now)
+                    .on_event(part, &StoreEvent::Lost(key.clone()));
                 if key.contains("generation") {
                     self.returns_soon(replica, part);
                 }
@@ -216,7 +221,8 @@ impl World {
                 // The end is also reported, before or after this, except for an event that was one too many.
                 let told = self.rng.u8(0..8);
                 if told < 4 {
-                    core.on_event(part, &StoreEvent::Disconnected, now);
+                    core.begin_step(now)
+                        .on_event(part, &StoreEvent::Disconnected);
                 }
                 let in_flight = core.numbers_in_flight().into_iter();
                 for number in in_flight.filter(|number| number.part == part) {
@@ -226,14 +232,17 @@ impl World {
                 let replica = &mut self.replicas[replica];
                 replica.line(part).connected = false;
                 if (4..7).contains(&told) {
-                    replica.core.on_event(part, &StoreEvent::Disconnected, now);
+                    replica
+                        .core
+                        .begin_step(now)
+                        .on_event(part, &StoreEvent::Disconnected);
                 }
             }
-            Event::Connects(part) => core.on_event(part, &StoreEvent::Connected, now),
+            Event::Connects(part) => core.begin_step(now).on_event(part, &StoreEvent::Connected),
             Event::Counts(part) => {
                 let counted = StoreEvent::Counted(self.count_replicas(part));
                 let core = &mut self.replicas[replica].core;
-                core.on_event(part, &counted, now);
+                core.begin_step(now).on_event(part, &counted);
             }
             // Among many keys one is always due a moment sooner: only the next tick counts.
             Event::Ticks if self.crowd.is_some() && self.ticks_later(replica) => return,
@@ -257,7 +266,7 @@ impl World {
         self.note_failure(replica, number);
         self.is_troubled(replica);
         let core = &mut self.replicas[replica].core;
-        core.on_failure(number, &error, now)
+        core.begin_step(now).on_failure(number, &error)
     }
 
     /// Sends a keeper's work, sets its timer, and lets its clients see the results.
@@ -265,16 +274,16 @@ impl World {
         let now = self.local();
         self.totals.steps += 1;
         loop {
-            self.replicas[replica].core.on_time(now);
+            self.replicas[replica].core.begin_step(now).on_time();
             while self.goes_on_closing(replica) {}
-            while let Some(outgoing) = self.replicas[replica].core.next_exchange(now) {
+            while let Some(outgoing) = self.replicas[replica].core.begin_step(now).next_exchange() {
                 self.digest(&(outgoing.id, &outgoing.exchange, outgoing.timeout));
                 self.send(replica, outgoing);
             }
             let effects = self.replicas[replica].core.take_effects();
             self.digest(&effects);
             effects.run(("sim", ""), &StoreMeter::noop(), &Control::default());
-            if self.replicas[replica].core.may_send(now) {
+            if self.replicas[replica].core.begin_step(now).may_send() {
                 self.fail("the driver is told to send, and gets nothing");
             }
             let lost = self.replicas[replica].core.lost();
@@ -298,7 +307,7 @@ impl World {
                 self.check_here(replica);
             }
             // A reply may create work to send.
-            if !self.replicas[replica].core.may_send(now) {
+            if !self.replicas[replica].core.begin_step(now).may_send() {
                 break;
             }
         }

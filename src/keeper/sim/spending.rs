@@ -103,7 +103,10 @@ impl World {
         let now = self.local();
         let replica = self.clients[client].replica;
         let core = &mut self.replicas[replica].core;
-        let request = core.submit_unlabelled(&Demand::One(leg), now).ok();
+        let request = core
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(leg))
+            .ok();
         let fee = fee.clone();
         self.clients[client].charging = request.map(|request| Charging {
             request,
@@ -120,7 +123,10 @@ impl World {
         };
         let Charging { request, fee, .. } = charging.clone();
         let now = self.local();
-        let answer = self.replicas[replica].core.collect(request, false, now);
+        let answer = self.replicas[replica]
+            .core
+            .begin_step(now)
+            .collect(request, false);
         let Some(answer) = answer else { return };
         self.clients[client].charging = None;
         let is_held = self.fee_of(client).is_some_and(|held| held.id == fee.id);
@@ -128,7 +134,10 @@ impl World {
             Ok(taken) if is_held => self.was_charged(client, &fee, taken),
             Ok(taken) => {
                 self.note(|| format!("client {client} was charged too late"));
-                self.replicas[replica].core.cancel_granted(taken, now);
+                self.replicas[replica]
+                    .core
+                    .begin_step(now)
+                    .cancel_granted(taken);
             }
             Err(error) => self.note(|| format!("client {client} not charged: {:?}", error.kind())),
         }
@@ -175,7 +184,7 @@ impl World {
         if let Some(charging) = self.clients[client].charging.take() {
             let now = self.local();
             let core = &mut self.replicas[charging.replica].core;
-            core.cancel(charging.request, now);
+            core.begin_step(now).cancel(charging.request);
         }
     }
 
@@ -186,7 +195,7 @@ impl World {
         };
         leases.note_account();
         let core = &mut self.replicas[self.clients[client].replica].core;
-        core.change_account(fee, now, |account| {
+        core.begin_step(now).change_account(fee, |account| {
             change(account);
             None
         });

@@ -36,10 +36,12 @@ impl World {
             ..leg(0, Duration::ZERO)
         };
         let now = self.local();
-        let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg), now);
+        let asked = self.keepers[0]
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(leg));
         let asked = asked.expect("open");
         self.settle();
-        let Some(Ok(taken)) = self.keepers[0].collect(asked, false, now) else {
+        let Some(Ok(taken)) = self.keepers[0].begin_step(now).collect(asked, false) else {
             panic!("within the burst");
         };
         taken.notes.expect("it was charged").fees.remove(0)
@@ -48,22 +50,26 @@ impl World {
     /// Two exchanges get no answer.
     fn lose_store(&mut self) {
         let now = self.local();
-        self.keepers[0].fail(now);
-        self.keepers[0].fail(now);
+        self.keepers[0].begin_step(now).fail();
+        self.keepers[0].begin_step(now).fail();
     }
 
     fn remaining(&mut self, fee: &Fee) -> u32 {
         let now = self.local();
-        let quota = self.keepers[0].account_quota(fee, QuotaReader::Handler, now);
+        let quota = self.keepers[0]
+            .begin_step(now)
+            .account_quota(fee, QuotaReader::Handler);
         quota.expect("it was charged").remaining
     }
 
     fn change(&mut self, fee: &Fee, change: impl FnOnce(&mut Account)) {
         let now = self.local();
-        self.keepers[0].change_account(fee, now, |account| {
-            change(account);
-            None
-        });
+        self.keepers[0]
+            .begin_step(now)
+            .change_account(fee, |account| {
+                change(account);
+                None
+            });
     }
 
     fn spend(&mut self, fee: &Fee, cost: u32) {
@@ -198,7 +204,9 @@ fn in_a_cluster_an_exchange_reports_for_one_key() {
     };
     world.keepers[0] = Core::new(settings, true, world.start);
     world.keepers[0].add(&TOKENS).expect("valid");
-    let hello = world.keepers[0].hello(Part::default(), world.start);
+    let hello = world.keepers[0]
+        .begin_step(world.start)
+        .hello(Part::default());
     world.complete(0, &hello);
     let mut fees = ["a", "a", "b", "b"].map(|key| world.charge_for(Key::from(key), 1));
     fees.sort_by(|one, other| (&one.charge.key, one.id).cmp(&(&other.charge.key, other.id)));

@@ -15,7 +15,9 @@ fn a_permit_at_its_bound_makes_room() {
         world.settle();
         let (max_hold, idle) = bounds;
         let now = world.local();
-        world.keepers[0].bound(&lease, Bounds { max_hold, idle }, now);
+        world.keepers[0]
+            .begin_step(now)
+            .bound(&lease, Bounds { max_hold, idle });
         lease.set_unread(Some(now));
         world.pass(Duration::from_millis(999));
         assert_eq!(lease.over(), None);
@@ -38,7 +40,7 @@ fn a_bound_goes_with_its_permit() {
         max_hold,
         idle: max_hold,
     };
-    world.keepers[0].bound(&lease, bounds, now);
+    world.keepers[0].begin_step(now).bound(&lease, bounds);
     assert!(world.keepers[0].next_due().is_some());
     world.release(0, &lease);
     world.settle();
@@ -53,7 +55,9 @@ fn a_lost_permit_still_reaches_its_bound() {
     let lease = world.grant(PATIENT);
     let (now, idle) = (world.local(), None);
     let max_hold = Some(2 * LEASE);
-    world.keepers[0].bound(&lease, Bounds { max_hold, idle }, now);
+    world.keepers[0]
+        .begin_step(now)
+        .bound(&lease, Bounds { max_hold, idle });
     world.pass(LEASE);
     assert_eq!(lease.over(), Some(LostErrorKind::Lost));
     world.settle();
@@ -72,7 +76,7 @@ fn a_permit_that_was_lost_before_its_bound_counts_as_lost() {
         max_hold: Some(LEASE),
         idle: None,
     };
-    world.keepers[0].bound(&lease, bounds, now);
+    world.keepers[0].begin_step(now).bound(&lease, bounds);
     world.pass(2 * LEASE);
     assert_eq!(world.keepers[0].lost(), 1);
     assert_eq!(

@@ -35,7 +35,7 @@ impl Distance {
         for limit in limits {
             core.add(limit).expect("valid");
         }
-        let hello = core.hello(Part::default(), world.start);
+        let hello = core.begin_step(world.start).hello(Part::default());
         world.keepers = vec![core];
         world.now += round_trip;
         world.complete(0, &hello);
@@ -59,7 +59,9 @@ impl Distance {
             _ => Demand::All(legs),
         };
         let now = self.world.local();
-        let asked = self.world.keepers[0].submit_unlabelled(&demand, now);
+        let asked = self.world.keepers[0]
+            .begin_step(now)
+            .submit_unlabelled(&demand);
         asked.expect("open")
     }
 
@@ -69,7 +71,7 @@ impl Distance {
         loop {
             self.world.pass(Duration::ZERO);
             let now = self.world.local();
-            while let Some(outgoing) = self.world.keepers[0].next_exchange(now) {
+            while let Some(outgoing) = self.world.keepers[0].begin_step(now).next_exchange() {
                 let at = self.world.now + self.round_trip;
                 assert!(self.round_trip < outgoing.timeout, "it times out");
                 self.under_way.push((at, outgoing, Fate::Answered));
@@ -113,7 +115,9 @@ impl Distance {
 
     fn event(&mut self, event: &Event) {
         let now = self.world.local();
-        self.world.keepers[0].on_event(Part::default(), event, now);
+        self.world.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), event);
     }
 
     /// The connection ends. This process learns at once, and of each exchange in flight within this time.
@@ -135,7 +139,7 @@ impl Distance {
         let core = &mut self.world.keepers[0];
         let admitted = asked
             .iter()
-            .filter(|asked| held(core.collect(**asked, false, now)));
+            .filter(|asked| held(core.begin_step(now).collect(**asked, false)));
         let admitted = admitted.count();
         (admitted, asked.len() - admitted)
     }
@@ -184,7 +188,11 @@ fn a_burst_of_heavy_permits_is_no_outage() {
         })
     };
     let core = &mut scene.world.keepers[0];
-    let ask = |key| core.submit_unlabelled(&heavy(key), now).expect("open");
+    let ask = |key| {
+        core.begin_step(now)
+            .submit_unlabelled(&heavy(key))
+            .expect("open")
+    };
     let asked: Vec<_> = (0..200).map(ask).collect();
     scene.run(STORE_TIMEOUT);
     assert!(scene.world.keepers[0].status().store_up);
@@ -210,7 +218,7 @@ fn requests_that_wait_here_for_too_long_fall_back_alone() {
         let core = &mut scene.world.keepers[0];
         let answers: Vec<_> = asked
             .iter()
-            .map(|asked| core.collect(*asked, false, now))
+            .map(|asked| core.begin_step(now).collect(*asked, false))
             .collect();
         let admitted = answers
             .iter()
@@ -359,7 +367,7 @@ fn newcomers_under_a_rate_do_not_wait_for_reports() {
         scene.run(STORE_TIMEOUT / 2);
         let now = scene.world.local();
         let core = &mut scene.world.keepers[0];
-        left.retain(|asked| match core.collect(**asked, false, now) {
+        left.retain(|asked| match core.begin_step(now).collect(**asked, false) {
             Some(Ok(taken)) => {
                 permits.push(taken);
                 false
@@ -375,10 +383,12 @@ fn newcomers_under_a_rate_do_not_wait_for_reports() {
     for round in 0..5 {
         let now = scene.world.local();
         for fee in &fees {
-            scene.world.keepers[0].change_account(fee, now, |account| {
-                account.spend(10);
-                None
-            });
+            scene.world.keepers[0]
+                .begin_step(now)
+                .change_account(fee, |account| {
+                    account.spend(10);
+                    None
+                });
         }
         // No spending is ahead of it.
         let newcomer = scene.ask(10_000 + round, &[0], PATIENT);

@@ -225,7 +225,9 @@ fn legs_are_taken_in_one_order_whatever_the_order_of_the_demand() {
             core.add(limit).expect("valid");
         }
         let legs = limits.map(|limit| leg(limit, PATIENT)).into();
-        let asked = core.submit_unlabelled(&Demand::All(legs), Instant::now());
+        let asked = core
+            .begin_step(Instant::now())
+            .submit_unlabelled(&Demand::All(legs));
         core.limits_of(asked.expect("open"))
     };
     for limits in [
@@ -318,15 +320,15 @@ fn between_two_slots(narrow: &Limit, wide: &Limit) -> (Core, RequestId, Part, In
     let mut ledgers = Ledgers::default();
     let mut complete = |core: &mut Core, sent: Outgoing| {
         let (reply, _) = ledgers.exchange(&sent.exchange, EPOCH_US);
-        core.on_reply(sent.id, reply, now);
+        core.begin_step(now).on_reply(sent.id, reply);
     };
     for part in Part::all() {
-        let hello = core.hello(part, now);
+        let hello = core.begin_step(now).hello(part);
         complete(&mut core, hello);
     }
     let both = Demand::All(vec![leg(N, PATIENT), leg(W, PATIENT)]);
-    let asked = core.submit_unlabelled(&both, now).expect("open");
-    let narrow = core.next_exchange(now).expect("it asks");
+    let asked = core.begin_step(now).submit_unlabelled(&both).expect("open");
+    let narrow = core.begin_step(now).next_exchange().expect("it asks");
     let part = narrow.id.part;
     complete(&mut core, narrow);
     assert_eq!(core.status().held, 1);
@@ -339,8 +341,8 @@ fn a_slot_is_not_asked_for_before_a_lost_one() {
     for mode in [Mode::Enforce, Mode::Shadow] {
         let (mut core, _, part, start) = between_two_slots(&NARROW, &WIDE.mode(mode));
         let now = start + LEASE;
-        core.on_time(now);
-        let sent = iter::from_fn(|| core.next_exchange(now));
+        core.begin_step(now).on_time();
+        let sent = iter::from_fn(|| core.begin_step(now).next_exchange());
         let asks = sent.filter(|sent| {
             let mut batches = sent.exchange.batches.iter();
             batches.any(|batch| !batch.acquire.is_empty()) || !sent.exchange.claims.is_empty()
@@ -360,18 +362,19 @@ fn a_request_whose_lost_slot_is_in_a_part_that_is_down_falls_back() {
         let (mut core, asked, part, start) = between_two_slots(&narrow, &wide);
         let fail = |core: &mut Core, now| {
             while !core.is_any_down() {
-                let sent = core.hello(part, now);
-                core.on_failure(sent.id, &ExchangeError::of(Failure::TimedOut, "down"), now);
+                let sent = core.begin_step(now).hello(part);
+                core.begin_step(now)
+                    .on_failure(sent.id, &ExchangeError::of(Failure::TimedOut, "down"));
             }
         };
         if is_down_before {
             fail(&mut core, start);
         }
         let now = start + LEASE;
-        core.on_time(now);
+        core.begin_step(now).on_time();
         fail(&mut core, now);
         core.audit().expect("its books agree");
-        let refusal = refused(core.collect(asked, false, now));
+        let refusal = refused(core.begin_step(now).collect(asked, false));
         assert_eq!(refusal, Some(AcquireErrorKind::Unavailable));
     }
 }

@@ -39,7 +39,9 @@ impl World {
 
     fn claim(&mut self, keeper: usize, legs: Vec<Leg>) -> RequestId {
         let now = self.local();
-        let asked = self.keepers[keeper].submit_unlabelled(&Demand::All(legs), now);
+        let asked = self.keepers[keeper]
+            .begin_step(now)
+            .submit_unlabelled(&Demand::All(legs));
         asked.expect("open")
     }
 
@@ -51,7 +53,9 @@ impl World {
     /// A slot of the wide limit.
     fn ask_wide(&mut self) -> RequestId {
         let now = self.local();
-        let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg(1, PATIENT)), now);
+        let asked = self.keepers[0]
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(leg(1, PATIENT)));
         asked.expect("open")
     }
 
@@ -63,12 +67,12 @@ impl World {
 
     fn look(&mut self, asked: RequestId) -> Collected {
         let now = self.local();
-        self.keepers[0].collect(asked, false, now)
+        self.keepers[0].begin_step(now).collect(asked, false)
     }
 
     fn cancel(&mut self, asked: RequestId) {
         let now = self.local();
-        self.keepers[0].cancel(asked, now);
+        self.keepers[0].begin_step(now).cancel(asked);
     }
 
     /// Holders and waiters under a limit.
@@ -213,9 +217,13 @@ fn a_claim_is_held_back(is_full: bool) {
     let wide = WIDE.fallback(Fallback::Reject);
     let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let _holder = world.hold(1);
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let hello = world.send(0);
     world.complete(0, &hello);
     let asked = world.claim_all(PATIENT);
@@ -243,7 +251,9 @@ fn claim_behind_a_lost_permit() -> (World, Arc<Lease>, RequestId) {
     assert!(held(world.collect(0, &holder)));
     world.ledgers.clear();
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let hello = world.send(0);
     world.complete(0, &hello);
     let confirms = world.send(0);
@@ -278,13 +288,15 @@ fn a_claim_that_was_held_back_keeps_its_turn() {
     let holder = world.hold(1);
     assert!(held(world.collect(0, &holder)));
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let hello = world.send(0);
     world.complete(0, &hello);
     let confirms = world.send(0);
     let asked = world.claim_all(PATIENT);
     assert!(
-        world.keepers[0].next_exchange(now).is_none(),
+        world.keepers[0].begin_step(now).next_exchange().is_none(),
         "it is held back"
     );
     let later = world.ask_wide();
@@ -328,7 +340,9 @@ fn a_claim_that_waits_to_be_sent_waits_for_the_store() {
     let narrow = NARROW.fallback(Fallback::Reject);
     let mut world = World::under(1, &[&narrow, &WIDE, &RATE]);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let asked = world.claim_all(PATIENT);
     let hello = world.send(0);
     world.pass(STORE_TIMEOUT * 9 / 10);
@@ -427,7 +441,7 @@ fn without_the_store_a_refusal_leaves_nothing_either() {
     let _hello = world.claim(0, vec![leg(2, Duration::ZERO)]);
     let sent = world.send(0);
     let now = world.local();
-    world.keepers[0].on_failure(sent.id, &error, now);
+    world.keepers[0].begin_step(now).on_failure(sent.id, &error);
     // `rate` has admitted the first request, here.
     let wide = world.claim(0, vec![leg(1, Duration::ZERO)]);
     assert!(held(world.look(wide)));
@@ -664,7 +678,10 @@ fn a_rate_that_is_switched_off_delays_no_request_in_flight() {
         let asked = world.claim(0, vec![leg(2, wait)]);
         let sent = world.send(0);
         let now = world.local();
-        world.keepers[0].revise(&[&RATE.mode(mode)], now).unwrap();
+        world.keepers[0]
+            .begin_step(now)
+            .revise(&[&RATE.mode(mode)])
+            .unwrap();
         world.complete(0, &sent);
         assert!(held(world.look(asked)), "{mode:?} {wait:?}");
         world.settle();
@@ -681,7 +698,7 @@ fn a_rate_that_is_switched_off_delays_no_request_that_an_outage_moves() {
     let sent = world.send(0);
     let now = world.local();
     let off = rate.mode(Mode::Off);
-    world.keepers[0].revise(&[&off], now).unwrap();
+    world.keepers[0].begin_step(now).revise(&[&off]).unwrap();
     world.pass(STORE_TIMEOUT);
     world.fail(0, &sent, Failure::TimedOut);
     assert!(asked.iter().all(|asked| held(world.look(*asked))));
@@ -709,7 +726,7 @@ fn all_times_that_were_reserved_are_given_back_in_any_case() {
             assert_ne!(world.rate_ends(), before);
             let now = world.local();
             let shadow = RATE.mode(Mode::Shadow);
-            world.keepers[0].revise(&[&shadow], now).unwrap();
+            world.keepers[0].begin_step(now).revise(&[&shadow]).unwrap();
         }
         world.settle();
         assert_eq!(world.rate_ends(), before, "in flight: {in_flight}");

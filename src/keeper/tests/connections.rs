@@ -105,15 +105,15 @@ fn a_limit_that_replicas_divide_connects_at_once() {
         if is_update {
             core.add(&STRICT).expect("valid");
         }
-        core.on_time(now);
-        assert!(!core.may_send(now));
+        core.begin_step(now).on_time();
+        assert!(!core.begin_step(now).may_send());
         if is_update {
-            core.revise(&[&shared], now).expect("valid")
+            core.begin_step(now).revise(&[&shared]).expect("valid")
         } else {
             core.add(&shared).expect("valid");
         }
-        core.on_time(now);
-        let sent = core.next_exchange(now).expect("it connects");
+        core.begin_step(now).on_time();
+        let sent = core.begin_step(now).next_exchange().expect("it connects");
         assert!(sent.exchange.is_hello());
     }
 }
@@ -124,14 +124,18 @@ fn a_limit_declared_while_a_hello_is_on_its_way_asks_for_no_other() {
     let shared = ONE.fallback(Fallback::Share);
     let mut world = World::new(1, &shared);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Disconnected);
     world.pass(Duration::ZERO);
     let hello = world.send(0);
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let other = Limit::concurrent("b", 1);
     world.keepers[0].add(&other).expect("valid");
     world.pass(Duration::ZERO);
     world.complete(0, &hello);
     assert!(!world.may_send(0), "a connection that it has");
-    assert!(world.keepers[0].next_exchange(now).is_none());
+    assert!(world.keepers[0].begin_step(now).next_exchange().is_none());
 }

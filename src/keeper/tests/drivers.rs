@@ -123,7 +123,7 @@ fn a_driver_with_a_new_session_begins_with_a_hello() {
         let store = Arc::new(Courteous::default());
         let keeper = Keeper::new(settings(0), Some(store.clone()), Home::default());
         let meter = Arc::new(LimitMeter::new("test", "a"));
-        keeper.with(|core, _| core.register(&ONE, &meter)).unwrap();
+        keeper.with(|core| core.register(&ONE, &meter)).unwrap();
         let (first, other) = (runtime(), runtime());
         assert!(first.block_on(keeper.greet()).is_ok());
         let driven = if is_kept { &first } else { &other };
@@ -165,14 +165,13 @@ fn keeper_of(store: Arc<dyn Store>) -> Arc<Keeper> {
     };
     let keeper = Keeper::new(settings, Some(store), Home::default());
     let meter = Arc::new(LimitMeter::new("test", "a"));
-    keeper.with(|core, _| core.register(&ONE, &meter)).unwrap();
+    keeper.with(|core| core.register(&ONE, &meter)).unwrap();
     keeper
 }
 
 fn submit(keeper: &Keeper) {
-    let now = Instant::now();
     let demand = Demand::One(leg(0, PATIENT));
-    keeper.with(|core, _| drop(core.submit_unlabelled(&demand, now)));
+    keeper.with(|core| drop(core.submit_unlabelled(&demand)));
 }
 
 /// Waits until a watchdog has moved a late driver.
@@ -201,10 +200,9 @@ fn a_driver_that_has_moved_does_nothing_where_it_was() {
     });
     assert_eq!(store.sent()[0], 0, "nor does it now");
     // It may report anything.
-    let now = Instant::now();
-    keeper.with_driver(|core, driver, _| {
+    keeper.with_driver(|core, driver| {
         assert!(!driver.is_present(1));
-        assert!(driver.next_step(core, 1, now).is_none());
+        assert!(driver.next_step(core, 1).is_none());
     });
 }
 
@@ -219,7 +217,7 @@ fn a_driver_that_ends_with_a_panicking_thread_did_not_panic() {
         panic!("a test fails");
     });
     assert!(failed.join().is_err());
-    assert!(keeper.with_driver(|_, driver, _| driver.is_absent()));
+    assert!(keeper.with_driver(|_, driver| driver.is_absent()));
     assert!(!keeper.home.has_thread());
 }
 
@@ -386,16 +384,16 @@ fn watchdogs_rest_until_a_request_comes() {
     let keeper = keeper_of(Arc::new(Silent::default()));
     let (first, other) = (runtime(), runtime());
     first.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
-    let check = || keeper.with_driver(|core, driver, now| driver.check_driver(core, now));
+    let check = || keeper.with_driver(|core, driver| driver.check_driver(core));
     assert!(matches!(check(), WatchdogFinding::Idle));
-    keeper.with_driver(|core, driver, now| {
+    keeper.with_driver(|core, driver| {
         // In an outage the fallback admits the request.
-        let hello = core.hello(Part::default(), now);
+        let hello = core.hello(Part::default());
         let error = ExchangeError::of(Failure::TimedOut, "silent");
-        core.on_failure(hello.id, &error, now);
-        let asked = core.submit_unlabelled(&Demand::One(leg(0, PATIENT)), now);
-        assert!(held(core.collect(asked.expect("open"), false, now)));
-        driver.next_step(core, 1, now).expect("it is present");
+        core.on_failure(hello.id, &error);
+        let asked = core.submit_unlabelled(&Demand::One(leg(0, PATIENT)));
+        assert!(held(core.collect(asked.expect("open"), false)));
+        driver.next_step(core, 1).expect("it is present");
     });
     let wanted = keeper.wanted.notified();
     assert!(matches!(check(), WatchdogFinding::Holding));
@@ -411,21 +409,16 @@ fn a_driver_that_waits_for_longer_is_not_late() {
     let runtime = runtime();
     runtime.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
     submit(&keeper);
-    let mut now = Instant::now();
-    keeper.with_driver(|core, driver, _| {
-        let (sent, _) = driver.next_step(core, 1, now).expect("it is present");
+    keeper.with_driver(|core, driver| {
+        let (sent, _) = driver.next_step(core, 1).expect("it is present");
         assert_eq!(sent.len(), 1);
-        now += 10 * STORE_TIMEOUT;
-        assert!(matches!(
-            driver.check_driver(core, now),
-            WatchdogFinding::Late
-        ));
+        core.begin_step(core.now() + 10 * STORE_TIMEOUT);
+        assert!(matches!(driver.check_driver(core), WatchdogFinding::Late));
         // The step taken when the driver gives the exchange more time.
-        driver.next_step(core, 1, now).expect("it is present");
-        assert!(matches!(
-            driver.check_driver(core, now + Duration::from_millis(5)),
-            WatchdogFinding::Probed(_)
-        ));
+        driver.next_step(core, 1).expect("it is present");
+        core.begin_step(core.now() + Duration::from_millis(5));
+        let finding = driver.check_driver(core);
+        assert!(matches!(finding, WatchdogFinding::Probed(_)));
     });
 }
 
@@ -437,26 +430,27 @@ fn a_driver_with_much_due_work_is_not_late() {
     runtime.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
     let meter = Arc::new(LimitMeter::new("test", "many"));
     let many = Limit::concurrent("many", 1).max_waiters(3_000);
-    let (many, _) = keeper.with(|core, _| core.register(&many, &meter)).unwrap();
-    keeper.with_driver(|core, driver, begun| {
-        let hello = core.hello(Part::default(), begun);
+    let (many, _) = keeper.with(|core| core.register(&many, &meter)).unwrap();
+    keeper.with_driver(|core, driver| {
+        let begun = core.now();
+        let hello = core.hello(Part::default());
         let error = ExchangeError::of(Failure::TimedOut, "silent");
-        core.on_failure(hello.id, &error, begun);
+        core.on_failure(hello.id, &error);
         for _ in 0..2_500 {
             let waiting = Leg {
                 limit: many,
                 ..leg(0, PATIENT)
             };
-            let asked = core.submit_unlabelled(&Demand::One(waiting), begun);
+            let asked = core.submit_unlabelled(&Demand::One(waiting));
             asked.expect("open");
         }
-        let mut now = begun + PATIENT;
+        core.begin_step(begun + PATIENT);
         for _ in ["a thousand", "a thousand more"] {
-            driver.next_step(core, 1, now).expect("it is present");
-            now += Duration::from_millis(9);
+            driver.next_step(core, 1).expect("it is present");
+            core.begin_step(core.now() + Duration::from_millis(9));
         }
         assert!(core.next_due().is_some_and(|due| due <= begun + PATIENT));
-        let finding = driver.check_driver(core, now);
+        let finding = driver.check_driver(core);
         assert!(!matches!(finding, WatchdogFinding::Late));
     });
 }

@@ -29,13 +29,14 @@ impl World {
     pub(super) fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> RequestId {
         let now = self.local();
         self.keepers[keeper]
-            .submit_unlabelled(&Demand::All(legs), now)
+            .begin_step(now)
+            .submit_unlabelled(&Demand::All(legs))
             .expect("open")
     }
 
     pub(super) fn see(&mut self, asked: RequestId) -> Collected {
         let now = self.local();
-        self.keepers[0].collect(asked, false, now)
+        self.keepers[0].begin_step(now).collect(asked, false)
     }
 
     /// Asks for a slot of each limit, whose key has the wrong type. Returns the limits reported then.
@@ -44,7 +45,8 @@ impl World {
             let now = self.local();
             let asked = Demand::One(leg(limit, Duration::ZERO));
             self.keepers[0]
-                .submit_unlabelled(&asked, now)
+                .begin_step(now)
+                .submit_unlabelled(&asked)
                 .expect("open");
         }
         let sent = self.send(0);
@@ -63,12 +65,15 @@ impl World {
 
     fn update(&mut self, limit: &Limit) {
         let now = self.local();
-        self.keepers[0].revise(&[limit], now).expect("valid");
+        self.keepers[0]
+            .begin_step(now)
+            .revise(&[limit])
+            .expect("valid");
     }
 
     fn store_goes_down(&mut self) {
         let now = self.local();
-        self.keepers[0].fail(now);
+        self.keepers[0].begin_step(now).fail();
     }
 }
 
@@ -110,7 +115,7 @@ fn an_old_claim_that_asks_again_after_an_outage_does_not_hurry_the_store() {
     assert!(world.keepers[0].status().store_up);
     let now = world.local();
     for _ in 0..6 {
-        let Some(outgoing) = world.keepers[0].next_exchange(now) else {
+        let Some(outgoing) = world.keepers[0].begin_step(now).next_exchange() else {
             break;
         };
         assert_eq!(
@@ -266,8 +271,11 @@ fn a_request_without_its_key_takes_no_slot_of_another() {
         Demand::All(vec![exempt(0), exempt(1)]),
     ] {
         let core = &mut world.keepers[0];
-        let asked = core.submit_unlabelled(&demand, now).expect("open");
-        let Some(Ok(taken)) = core.collect(asked, false, now) else {
+        let asked = core
+            .begin_step(now)
+            .submit_unlabelled(&demand)
+            .expect("open");
+        let Some(Ok(taken)) = core.begin_step(now).collect(asked, false) else {
             panic!("it is not limited");
         };
         let notes = taken.notes.expect("exempt");
@@ -294,7 +302,8 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
             ..leg(0, PATIENT)
         };
         world.keepers[0]
-            .submit_unlabelled(&Demand::One(one), now)
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(one))
             .expect("open")
     };
     let asked = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
@@ -330,7 +339,7 @@ fn refunds_are_sent_in_chunks() {
     world.settle();
     let now = world.local();
     for one in &asked {
-        world.keepers[0].cancel(*one, now);
+        world.keepers[0].begin_step(now).cancel(*one);
     }
     let sent = world.send(0);
     assert!(
@@ -378,7 +387,8 @@ fn a_key_with_a_value_of_0_is_refused_without_the_store() {
             ..leg(0, Duration::ZERO)
         };
         let asked = world.keepers[0]
-            .submit_unlabelled(&Demand::One(banned), now)
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(banned))
             .expect("open");
         assert!(!held(world.see(asked)), "{policy:?}");
     }
@@ -475,22 +485,25 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
             key,
             ..leg(limit.0, PATIENT)
         });
-        let asked = core.submit_unlabelled(&demand, now).expect("open");
+        let asked = core
+            .begin_step(now)
+            .submit_unlabelled(&demand)
+            .expect("open");
         let lease = core.lease_of(asked).expect("it is for one slot");
-        assert!(held(core.collect(asked, false, now)));
+        assert!(held(core.begin_step(now).collect(asked, false)));
         lease
     };
     let stays = ask(&mut core, 0);
     for number in 1..1_000 {
         let asked = ask(&mut core, 1 + number % 500);
-        core.release(&one(&asked), now);
+        core.begin_step(now).release(&one(&asked));
         assert!(core.queue_count() <= MAX_CACHED + 1, "after {number}");
     }
     assert_eq!(core.queue_count(), MAX_CACHED + 1);
     core.orphan();
     assert_eq!(core.queue_count(), 1);
     assert!(!core.is_over());
-    core.release(&one(&stays), now);
+    core.begin_step(now).release(&one(&stays));
     assert!(core.queue_count() == 0 && core.is_over());
 }
 

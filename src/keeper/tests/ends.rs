@@ -108,7 +108,9 @@ fn a_shutdown_refuses_nothing_further_of_who_is_admitted() {
             ..leg(0, PATIENT)
         };
         let now = world.local();
-        let asked = world.keepers[0].submit_unlabelled(&Demand::One(further), now);
+        let asked = world.keepers[0]
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(further));
         asked.err().map(|error| error.kind())
     };
     let refused = Some(AcquireErrorKind::ShutDown);

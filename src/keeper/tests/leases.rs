@@ -106,7 +106,7 @@ fn all_waiters_are_asked_for_now_and_then() {
     for _ in 0..6 {
         world.pass(Duration::from_secs(1));
         let now = world.local();
-        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+        while let Some(outgoing) = world.keepers[0].begin_step(now).next_exchange() {
             let mut names = outgoing
                 .exchange
                 .batches
@@ -258,7 +258,7 @@ fn renewals_are_chunked_and_early() {
         assert!(since > LEASE / 4 && since < LEASE * 36 / 100, "{since:?}");
         // All exchanges of a step.
         let (now, mut size) = (world.local(), 0);
-        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+        while let Some(outgoing) = world.keepers[0].begin_step(now).next_exchange() {
             let batches = outgoing.exchange.batches.iter();
             size += batches.map(|batch| batch.renew.len()).sum::<usize>();
             world.complete(0, &outgoing);

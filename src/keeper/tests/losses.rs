@@ -29,7 +29,9 @@ impl World {
         let (now, lost) = (self.local(), mem::take(&mut self.lost));
         for key in &lost {
             for keeper in &mut self.keepers {
-                keeper.on_event(Part::default(), &Event::Lost(key.clone()), now);
+                keeper
+                    .begin_step(now)
+                    .on_event(Part::default(), &Event::Lost(key.clone()));
             }
         }
         lost.iter()
@@ -133,7 +135,7 @@ fn a_lease_that_has_ended_is_no_loss() {
 fn a_permit_admitted_without_the_store_is_no_loss() {
     let mut world = World::new(1, &Limit::concurrent("a", 8).fallback(Fallback::Allow));
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     let admitted = world.ask(0, Duration::ZERO);
     assert!(held(world.collect(0, &admitted)));
     world.pass(Duration::from_millis(60));
@@ -206,7 +208,12 @@ fn a_second_loss_at_the_end_of_the_return_is_found() {
     world.pass(RETURN);
     let _newcomer = world.ask(0, Duration::ZERO);
     let now = world.local();
-    let mut next = || world.keepers[0].next_exchange(now).expect("work");
+    let mut next = || {
+        world.keepers[0]
+            .begin_step(now)
+            .next_exchange()
+            .expect("work")
+    };
     let (query, asked) = (next(), next());
     assert!(query.exchange.generation_query.is_some());
     assert_eq!(
@@ -260,7 +267,7 @@ fn a_new_process_waits_only_for_a_loss_that_another_one_found() {
         core.add(&TWO).expect("valid");
         world.keepers.push(core);
         let now = world.local();
-        let hello = world.keepers[2].hello(Part::default(), now);
+        let hello = world.keepers[2].begin_step(now).hello(Part::default());
         world.complete(2, &hello);
         let newcomer = world.ask(2, Duration::ZERO);
         world.settle();
@@ -296,7 +303,7 @@ fn the_generation_is_asked_for_now_and_then() {
         for _ in 0..1_000 {
             let asked = world.ask(0, Duration::ZERO);
             let now = world.local();
-            while let Some(sent) = world.keepers[0].next_exchange(now) {
+            while let Some(sent) = world.keepers[0].begin_step(now).next_exchange() {
                 queries += usize::from(sent.exchange.generation_query.is_some());
                 world.complete(0, &sent);
             }
@@ -315,7 +322,10 @@ fn a_loss_found_ahead_of_the_clock_holds_nobody() {
     world.pass(Duration::from_millis(100));
     let newcomer = world.ask(0, Duration::ZERO);
     let now = world.local();
-    let query = world.keepers[0].next_exchange(now).expect("a query");
+    let query = world.keepers[0]
+        .begin_step(now)
+        .next_exchange()
+        .expect("a query");
     let mut reply = world.run(&query);
     let found_ms = reply.now_us / 1_000 + 3_600_000;
     reply.generation.as_mut().expect("it keeps one").found_ms = found_ms;
@@ -332,7 +342,10 @@ fn an_answer_without_a_generation_proves_nothing() {
         world.pass(Duration::from_millis(100));
         let newcomer = world.ask(0, Duration::ZERO);
         let now = world.local();
-        let query = world.keepers[0].next_exchange(now).expect("a query");
+        let query = world.keepers[0]
+            .begin_step(now)
+            .next_exchange()
+            .expect("a query");
         let mut reply = world.run(&query);
         reply.generation = reply.generation.filter(|_| is_lost);
         world.answer(0, &query, reply);
@@ -353,7 +366,10 @@ fn a_store_that_keeps_no_generation_loses_nothing() {
         world.pass(Duration::from_millis(100));
         let asked = world.ask(0, Duration::ZERO);
         let now = world.local();
-        let query = world.keepers[0].next_exchange(now).expect("a query");
+        let query = world.keepers[0]
+            .begin_step(now)
+            .next_exchange()
+            .expect("a query");
         let mut reply = world.run(&query);
         reply.generation = None;
         world.answer(0, &query, reply);
@@ -414,7 +430,7 @@ fn a_key_that_is_lost_after_an_outage_is_measured() {
     let mut world = World::new(1, &Limit::concurrent("a", 4).fallback(Fallback::Reject));
     world.stream(0);
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     world.pass(Duration::from_millis(60));
     world.recover(0);
     world.settle();
@@ -475,15 +491,22 @@ fn a_second_message_of_a_loss_is_a_reason_to_ask() {
     let mut world = World::new(1, &TWO);
     let _stream = world.stream(0);
     let now = world.local();
-    let hello = world.keepers[0].hello(Part::default(), now);
+    let hello = world.keepers[0].begin_step(now).hello(Part::default());
     let query = hello.exchange.generation_query.as_ref().expect("it asks");
     let lost = Event::Lost(query.key.to_string());
     world.complete(0, &hello);
-    world.keepers[0].on_event(Part::default(), &lost, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &lost);
     world.settle();
     assert!(!world.may_send(0));
-    world.keepers[0].on_event(Part::default(), &lost, now);
-    let next = world.keepers[0].next_exchange(now).expect("it asks");
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &lost);
+    let next = world.keepers[0]
+        .begin_step(now)
+        .next_exchange()
+        .expect("it asks");
     assert!(next.exchange.generation_query.is_some());
 }
 
@@ -500,7 +523,9 @@ fn a_renewal_finds_the_loss_beside_holders_that_are_back() {
         .ledger_name(&Key::SHARED, "a");
     world.ledgers.lose_ledgers();
     let now = world.local();
-    world.keepers[1].on_event(Part::default(), &Event::Lost(ledger), now);
+    world.keepers[1]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Lost(ledger));
     world.settle();
     assert_eq!((world.tell(), world.ledger().0), (0, 3));
     world.pass(LEASE / 2);
@@ -558,7 +583,7 @@ fn a_permit_admitted_without_the_store_is_announced_to_nobody() {
     world.tell();
     world.settle();
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     world.release(0, &finder);
     world.pass(Duration::from_millis(60));
     world.recover(0);
@@ -606,7 +631,9 @@ fn slots_released_since_an_older_copy_are_released_again() {
     let waiting = world.ask(1, PATIENT);
     let now = world.local();
     for keeper in &mut world.keepers {
-        keeper.on_event(Part::default(), &Event::Connected, now);
+        keeper
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
     }
     world.settle();
     assert!(held(world.collect(1, &waiting)));
@@ -626,7 +653,9 @@ fn a_question_for_holders_is_not_lost_with_an_empty_batch() {
     world.settle();
     assert_eq!(world.ledger(), (1, 1));
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let newcomer = world.ask(0, PATIENT);
     world.release(0, &newcomer);
     world.settle();

@@ -74,10 +74,10 @@ impl Core {
         Ok(id)
     }
 
-    pub fn revise(&mut self, limits: &[&Limit], now: Instant) -> Result<(), ConfigError> {
+    pub fn revise(&mut self, limits: &[&Limit]) -> Result<(), ConfigError> {
         let meter = |limit: &&Limit| Arc::new(LimitMeter::new("test", limit.name()));
         let limits = limits.iter().map(|limit| (*limit, meter(limit)));
-        self.update(&limits.collect::<Vec<_>>(), now)
+        self.update(&limits.collect::<Vec<_>>())
     }
 
     pub fn run_effects(&mut self) {
@@ -131,7 +131,9 @@ impl World {
             asked: Vec::new(),
         };
         for keeper in 0..world.keepers.len() {
-            let hello = world.keepers[keeper].hello(Part::default(), start);
+            let hello = world.keepers[keeper]
+                .begin_step(start)
+                .hello(Part::default());
             world.complete(keeper, &hello);
         }
         world
@@ -145,7 +147,7 @@ impl World {
         self.now += time;
         let now = self.local();
         for keeper in &mut self.keepers {
-            while keeper.on_time(now) {}
+            while keeper.begin_step(now).on_time() {}
         }
     }
 
@@ -155,7 +157,9 @@ impl World {
 
     fn ask_for(&mut self, keeper: usize, leg: Leg) -> Arc<Lease> {
         let now = self.local();
-        let asked = self.keepers[keeper].submit_unlabelled(&Demand::One(leg), now);
+        let asked = self.keepers[keeper]
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(leg));
         self.lease_of(keeper, asked.expect("open"))
     }
 
@@ -176,7 +180,9 @@ impl World {
 
     fn collect(&mut self, keeper: usize, lease: &Arc<Lease>) -> Collected {
         let (now, asked) = (self.local(), self.request_of(lease));
-        self.keepers[keeper].collect(asked.expect("asked for"), false, now)
+        self.keepers[keeper]
+            .begin_step(now)
+            .collect(asked.expect("asked for"), false)
     }
 
     fn refusal(&mut self, keeper: usize, lease: &Arc<Lease>) -> Option<AcquireErrorKind> {
@@ -205,28 +211,29 @@ impl World {
         let (now, asked) = (self.local(), self.request_of(lease));
         let core = &mut self.keepers[keeper];
         match asked.filter(|asked| core.has_request(*asked)) {
-            Some(asked) => core.cancel(asked, now),
-            None => core.release(&one(lease), now),
+            Some(asked) => core.begin_step(now).cancel(asked),
+            None => core.begin_step(now).release(&one(lease)),
         }
     }
 
     fn close(&mut self) {
         let now = self.local();
-        self.keepers[0].close(now + LEASE, now);
+        self.keepers[0].begin_step(now).close(now + LEASE);
     }
 
     fn end_grace(&mut self) -> usize {
         let now = self.local();
-        self.keepers[0].end_grace(now)
+        self.keepers[0].begin_step(now).end_grace()
     }
 
     fn lose_all(&mut self) {
         let now = self.local();
-        self.keepers[0].lose_all(now);
+        self.keepers[0].begin_step(now).lose_all();
     }
 
-    fn may_send(&self, keeper: usize) -> bool {
-        self.keepers[keeper].may_send(self.local())
+    fn may_send(&mut self, keeper: usize) -> bool {
+        let now = self.local();
+        self.keepers[keeper].begin_step(now).may_send()
     }
 
     /// The next exchange, beside queries for the generation of the data, which are answered at once.
@@ -234,7 +241,10 @@ impl World {
         let now = self.local();
         loop {
             let core = &mut self.keepers[keeper];
-            let outgoing = core.next_exchange(now).expect("something to send");
+            let outgoing = core
+                .begin_step(now)
+                .next_exchange()
+                .expect("something to send");
             if !outgoing.exchange.is_empty() || outgoing.exchange.is_hello() {
                 return outgoing;
             }
@@ -260,7 +270,9 @@ impl World {
 
     fn answer(&mut self, keeper: usize, outgoing: &Outgoing, reply: Reply) {
         let now = self.local();
-        self.keepers[keeper].on_reply(outgoing.id, reply, now);
+        self.keepers[keeper]
+            .begin_step(now)
+            .on_reply(outgoing.id, reply);
     }
 
     /// A hello reconnects.
@@ -268,7 +280,9 @@ impl World {
         let hello = self.send(keeper);
         assert!(hello.exchange.batches.is_empty(), "{:?}", hello.exchange);
         let now = self.local();
-        self.keepers[keeper].on_event(Part::default(), &Event::Connected, now);
+        self.keepers[keeper]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
         self.complete(keeper, &hello);
     }
 
@@ -288,7 +302,9 @@ impl World {
     fn fail(&mut self, keeper: usize, outgoing: &Outgoing, failure: Failure) {
         let error = ExchangeError::of(failure, "cut");
         let now = self.local();
-        self.keepers[keeper].on_failure(outgoing.id, &error, now);
+        self.keepers[keeper]
+            .begin_step(now)
+            .on_failure(outgoing.id, &error);
     }
 
     /// The store refuses the exchange.
@@ -296,14 +312,16 @@ impl World {
         let message = "refused".to_owned();
         let now = self.local();
         let error = StoreError { kind, message }.into();
-        self.keepers[0].on_failure(outgoing.id, &error, now);
+        self.keepers[0]
+            .begin_step(now)
+            .on_failure(outgoing.id, &error);
     }
 
     /// Sends, runs and answers exchanges until no work is left.
     fn settle(&mut self) {
         loop {
             let now = self.local();
-            let next = |keeper: &mut Core| keeper.next_exchange(now);
+            let next = |keeper: &mut Core| keeper.begin_step(now).next_exchange();
             let Some((keeper, outgoing)) = self
                 .keepers
                 .iter_mut()
@@ -319,7 +337,9 @@ impl World {
     fn deliver_wakes(&mut self) {
         let now = self.local();
         for (keeper, wake) in std::mem::take(&mut self.wakes) {
-            self.keepers[keeper].on_event(Part::default(), &Event::Wake(wake), now);
+            self.keepers[keeper]
+                .begin_step(now)
+                .on_event(Part::default(), &Event::Wake(wake));
         }
     }
 

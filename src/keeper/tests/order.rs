@@ -155,7 +155,10 @@ impl Distant {
                     _ => Demand::All(legs),
                 };
                 let core = &mut self.world.keepers[keeper];
-                let request = core.submit_unlabelled(&demand, now).expect("open");
+                let request = core
+                    .begin_step(now)
+                    .submit_unlabelled(&demand)
+                    .expect("open");
                 let names = core.names_of(request);
                 let asked = &mut self.requests[number];
                 (asked.granted, asked.reached) = (vec![None; names.len()], vec![None; names.len()]);
@@ -172,13 +175,15 @@ impl Distant {
                 self.plan(back, Task::Answer(keeper, outgoing, reply));
             }
             Task::Answer(keeper, outgoing, reply) => self.world.answer(keeper, &outgoing, reply),
-            Task::Wake(to, wake) => {
-                self.world.keepers[to].on_event(Part::default(), &Event::Wake(wake), now)
-            }
+            Task::Wake(to, wake) => self.world.keepers[to]
+                .begin_step(now)
+                .on_event(Part::default(), &Event::Wake(wake)),
             Task::Release(number) => {
                 let asked = &mut self.requests[number];
                 for lease in std::mem::take(&mut asked.leases) {
-                    self.world.keepers[asked.keeper].release(&one(&lease), now);
+                    self.world.keepers[asked.keeper]
+                        .begin_step(now)
+                        .release(&one(&lease));
                 }
             }
         }
@@ -187,7 +192,7 @@ impl Distant {
     fn send(&mut self) {
         let now = self.world.local();
         for keeper in 0..self.ways.len() {
-            while let Some(outgoing) = self.world.keepers[keeper].next_exchange(now) {
+            while let Some(outgoing) = self.world.keepers[keeper].begin_step(now).next_exchange() {
                 let at = self.world.now + self.ways[keeper];
                 self.plan(at, Task::Arrive(keeper, outgoing));
             }
@@ -200,7 +205,9 @@ impl Distant {
                 continue;
             };
             let (keeper, local) = (self.requests[number].keeper, self.world.local());
-            let collected = self.world.keepers[keeper].collect(request, false, local);
+            let collected = self.world.keepers[keeper]
+                .begin_step(local)
+                .collect(request, false);
             let now = self.world.now;
             let asked = &mut self.requests[number];
             match collected {
@@ -449,7 +456,7 @@ fn a_poll_counts_from_the_sending_of_the_one_before() {
     world.settle();
     world.pass(Duration::from_millis(600));
     let now = world.local();
-    assert!(world.keepers[0].next_exchange(now).is_some());
+    assert!(world.keepers[0].begin_step(now).next_exchange().is_some());
 }
 
 /// G4, G9: at a distance too, the last answer to a waiter is never so old that its grant would have to be checked.
@@ -510,12 +517,12 @@ fn a_replica_with_much_to_send_says_so() {
     world.answer(0, &first, reply);
     let mut longest = 0;
     let now = world.local();
-    while let Some(sent) = world.keepers[0].next_exchange(now) {
+    while let Some(sent) = world.keepers[0].begin_step(now).next_exchange() {
         longest = sent.exchange.respond_ms.max(longest);
         world.complete(0, &sent);
     }
     assert_eq!((first.exchange.respond_ms, longest), (1_500, 1_800));
-    let after = world.keepers[0].hello(Part::default(), now);
+    let after = world.keepers[0].begin_step(now).hello(Part::default());
     assert_eq!(after.exchange.respond_ms, 1_500);
     drop(requests);
 }
@@ -530,8 +537,15 @@ fn a_replica_that_reconnects_is_not_behind() {
     world.send(0);
     world.pass(Duration::from_millis(300));
     let now = world.local();
-    let promise = |core: &mut Core| core.hello(Part::default(), now).exchange.respond_ms;
+    let promise = |core: &mut Core| {
+        core.begin_step(now)
+            .hello(Part::default())
+            .exchange
+            .respond_ms
+    };
     assert_eq!(promise(&mut world.keepers[0]), 1_800);
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     assert_eq!(promise(&mut world.keepers[0]), 1_500);
 }

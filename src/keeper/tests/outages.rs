@@ -93,11 +93,15 @@ impl World {
     /// Keeper 0 has counted the replicas twice on its connection.
     fn count_replicas(&mut self, replicas: u32) {
         let now = self.local();
-        self.keepers[0].on_event(Part::default(), &Event::Connected, now);
+        self.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
         self.settle();
         for pause in [COUNT_INTERVAL, Duration::ZERO] {
             let now = self.local();
-            self.keepers[0].on_event(Part::default(), &Event::Counted(replicas), now);
+            self.keepers[0]
+                .begin_step(now)
+                .on_event(Part::default(), &Event::Counted(replicas));
             self.pass(pause);
             self.settle();
         }
@@ -129,7 +133,7 @@ fn back_from_an_outage(exchanges: usize) {
     let before = [0, 1, 2].map(|keeper| grants(&mut world, keeper));
     let now = world.local();
     for (keeper, leases) in before.iter().enumerate() {
-        world.keepers[keeper].fail(now);
+        world.keepers[keeper].begin_step(now).fail();
         for lease in leases {
             world.release(keeper, lease);
         }
@@ -185,7 +189,7 @@ fn slots_released_in_an_outage_are_not_granted_before_all_admitted_in_it_are_kno
     let waiter = world.ask_for(1, heavy(PATIENT));
     world.settle();
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     before.iter().for_each(|lease| world.release(0, lease));
     let during = grants(&mut world);
     world.pass(Duration::from_millis(60));
@@ -263,7 +267,7 @@ fn newcomers_under_a_divided_limit_wait_for_what_others_have_admitted() {
         let limit = Limit::concurrent("a", 2).fallback(fallback);
         let mut world = World::new(1, &limit);
         let now = world.local();
-        world.keepers[0].fail(now);
+        world.keepers[0].begin_step(now).fail();
         world.pass(Duration::from_millis(60));
         world.recover(0);
         let waiter = world.ask(0, PATIENT);
@@ -292,7 +296,7 @@ fn a_replica_that_knows_no_others_waits_for_what_they_have_admitted() {
     let mut world = World::new(2, &limit);
     world.count_replicas(2);
     let now = world.local();
-    (world.keepers.iter_mut()).for_each(|keeper| keeper.fail(now));
+    (world.keepers.iter_mut()).for_each(|keeper| keeper.begin_step(now).fail());
     let during = [(); 3].map(|()| world.ask(0, PATIENT));
     let admitted = during.map(|lease| held(world.collect(0, &lease)));
     assert_eq!(admitted, [true, true, false], "its share");
@@ -326,7 +330,7 @@ fn a_newcomer_in_flight_when_slots_come_free_goes_on_at_once() {
     let limit = Limit::concurrent("a", 2).fallback(Fallback::Local(1));
     let mut world = World::new(1, &limit);
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     world.pass(Duration::from_millis(60));
     world.recover(0);
     world.settle();
@@ -350,7 +354,7 @@ fn slots_released_while_permits_return_are_granted_to_other_replicas() {
     let waiter = world.ask(1, PATIENT);
     world.settle();
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     world.pass(Duration::from_millis(60));
     world.recover(0);
     world.release(0, &holders[0]);
@@ -417,7 +421,7 @@ fn a_replica_recovers_only_if_newcomers_wait() {
     ] {
         let mut world = World::new(1, &limit);
         let now = world.local();
-        world.keepers[0].fail(now);
+        world.keepers[0].begin_step(now).fail();
         world.pass(Duration::from_millis(60));
         world.recover(0);
         assert_eq!(
@@ -435,7 +439,7 @@ fn a_key_with_a_larger_value_waits_for_permits_to_return() {
     let mut world = World::new(1, &limit);
     world.count_replicas(2);
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     world.pass(Duration::from_millis(60));
     world.recover(0);
     let large = Leg {
@@ -456,7 +460,7 @@ fn a_full_queue_asks_clients_to_wait_until_permits_have_returned() {
     let limit = Limit::concurrent("a", 2).max_waiters(0);
     let mut world = World::new(1, &limit.fallback(Fallback::Local(1)));
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     world.pass(Duration::from_millis(60));
     world.recover(0);
     let refused = world.ask(0, PATIENT);
@@ -475,11 +479,15 @@ fn a_replica_that_was_counted_enforces_its_share() {
     let mut world = World::new(1, &limit);
     let before = [(); 3].map(|()| world.grant(PATIENT));
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     world.settle();
     let counts = |world: &mut World, replicas| {
         let now = world.local();
-        world.keepers[0].on_event(Part::default(), &Event::Counted(replicas), now);
+        world.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Counted(replicas));
     };
     counts(&mut world, 9);
     world.pass(COUNT_INTERVAL);
@@ -506,7 +514,9 @@ fn a_replica_that_has_just_connected_has_no_share() {
     let mut world = World::new(1, &limit);
     let now = world.local();
     for event in [Event::Connected, Event::Counted(3)] {
-        world.keepers[0].on_event(Part::default(), &event, now);
+        world.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), &event);
     }
     let lease = world.ask(0, PATIENT);
     let sent = world.send(0);
@@ -602,7 +612,7 @@ fn a_limit_that_is_raised_in_an_outage_admits_thousands() {
     let limit = Limit::concurrent("a", 1).max_waiters(WAITERS);
     let mut world = World::new(1, &limit);
     let now = world.local();
-    let sent = world.keepers[0].hello(Part::default(), now);
+    let sent = world.keepers[0].begin_step(now).hello(Part::default());
     world.fail(0, &sent, Failure::TimedOut);
     let asked: Vec<_> = (0..=WAITERS).map(|_| world.ask(0, PATIENT)).collect();
     let held = |world: &mut World| {
@@ -612,7 +622,10 @@ fn a_limit_that_is_raised_in_an_outage_admits_thousands() {
     assert_eq!(held(&mut world), 1);
     let (now, raised) = (world.local(), Limit::concurrent("a", WAITERS + 1));
     let raised = raised.max_waiters(WAITERS);
-    world.keepers[0].revise(&[&raised], now).expect("valid");
+    world.keepers[0]
+        .begin_step(now)
+        .revise(&[&raised])
+        .expect("valid");
     assert_eq!(held(&mut world), WAITERS as usize);
 }
 
@@ -663,7 +676,9 @@ fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
     world.pass(Duration::from_millis(900));
     world.ledgers.clear();
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     for _ in 0..4 {
         let outgoing = world.send(0);
         assert_eq!(outgoing.timeout, STORE_TIMEOUT);
@@ -683,10 +698,14 @@ fn an_ended_connection_is_followed_by_questions() {
         let mut world = World::new(2, &STRICT);
         let (_holder, _waiter) = world.holder_and_waiter();
         let now = world.local();
-        world.keepers[keeper].on_event(Part::default(), &Event::Disconnected, now);
+        world.keepers[keeper]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Disconnected);
         world.pass(Duration::ZERO);
         let hello = world.send(keeper);
-        world.keepers[keeper].on_event(Part::default(), &Event::Connected, now);
+        world.keepers[keeper]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
         world.complete(keeper, &hello);
         if pause > 0 {
             world.pass(Duration::from_millis(pause - 1));
@@ -707,7 +726,9 @@ fn dropped_wake_ups_are_followed_by_a_roll_call() {
     assert_eq!(world.wakes.drain(..).count(), 1);
     assert!(!world.may_send(0));
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Missed, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Missed);
     world.settle();
     assert!(held(world.collect(0, &waiter)));
 }
@@ -720,8 +741,10 @@ fn a_waiter_is_asked_for_while_connections_come_and_go() {
     let mut asked = 0;
     for _ in 0..20 {
         let now = world.local();
-        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
-        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+        world.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
+        while let Some(outgoing) = world.keepers[0].begin_step(now).next_exchange() {
             let batches = outgoing.exchange.batches.iter();
             asked += batches.map(|batch| batch.renew.len()).sum::<usize>();
             world.complete(0, &outgoing);
@@ -736,13 +759,17 @@ fn a_waiter_is_asked_for_while_connections_come_and_go() {
 fn a_last_answer_does_not_stand_for_a_new_connection() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let lease = world.ask(0, PATIENT);
     world.settle();
     world.pass(LEASE / 2);
     let sent = world.send(0);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Disconnected);
     world.pass(Duration::ZERO);
     world.complete(0, &sent);
     let next = world.send(0);
@@ -764,7 +791,9 @@ fn a_store_that_cuts_whatever_works_is_down() {
         world.fail(0, &sent, Failure::Cut);
         world.pass(Duration::from_millis(1));
         let now = world.local();
-        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+        world.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
         if world.may_send(0) {
             let hello = world.send(0);
             world.complete(0, &hello);
@@ -783,7 +812,9 @@ fn connections_that_are_cut_one_after_the_other_are_no_outage() {
         let sent = world.send(0);
         world.pass(Duration::from_millis(1));
         let now = world.local();
-        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+        world.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
         world.fail(0, &sent, Failure::Cut);
     }
     world.settle();
@@ -795,14 +826,20 @@ fn connections_that_are_cut_one_after_the_other_are_no_outage() {
 fn connections_that_end_are_not_made_anew_in_a_hurry() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Disconnected);
     world.pass(Duration::from_secs(1));
     assert!(!world.may_send(0), "nothing to ask");
     let _lease = world.grant(PATIENT);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     world.settle();
-    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Disconnected);
     world.pass(Duration::from_millis(49));
     assert!(!world.may_send(0), "too soon");
     world.pass(Duration::from_millis(1));
@@ -819,7 +856,7 @@ fn a_store_that_only_tells_the_time_is_not_asked_all_the_time() {
     for _ in 0..600 {
         world.pass(Duration::from_millis(10));
         let now = world.local();
-        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+        while let Some(outgoing) = world.keepers[0].begin_step(now).next_exchange() {
             if outgoing.exchange.batches.is_empty() {
                 world.complete(0, &outgoing);
             } else {
@@ -880,7 +917,9 @@ fn an_inquiry_outlives_its_connection() {
     let _holder = world.grant(PATIENT);
     let now = world.local();
     let (inquiry, mut told) = Inquiry::new();
-    world.keepers[0].inquire(LimitId(0), (&Key::SHARED, None), inquiry, now);
+    world.keepers[0]
+        .begin_step(now)
+        .inquire(LimitId(0), (&Key::SHARED, None), inquiry);
     let sent = world.send(0);
     world.fail(0, &sent, Failure::Cut);
     world.settle();
@@ -896,7 +935,9 @@ fn an_inquiry_ends_with_the_store() {
     let sent = world.send(0);
     let now = world.local();
     let (inquiry, mut told) = Inquiry::new();
-    world.keepers[0].inquire(LimitId(0), (&Key::from("other"), None), inquiry, now);
+    world.keepers[0]
+        .begin_step(now)
+        .inquire(LimitId(0), (&Key::from("other"), None), inquiry);
     world.fail(0, &sent, Failure::TimedOut);
     world.keepers[0].run_effects();
     assert_eq!(
@@ -943,7 +984,9 @@ fn an_adoption_from_before_the_introduction_does_not_end_it() {
     let mut world = World::new(1, &limit);
     let holder = world.grant(Duration::ZERO);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let hello = world.send(0);
     world.complete(0, &hello);
     let first = world.send(0);
@@ -956,7 +999,9 @@ fn an_adoption_from_before_the_introduction_does_not_end_it() {
     world.settle();
     world.pass(Duration::from_millis(1));
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     world.complete(0, &adoption);
     let newcomer = world.ask(0, PATIENT);
     let introduction = world.send(0);
@@ -974,7 +1019,9 @@ fn a_second_introduction_repeats_no_renewal_that_is_yet_to_be_sent() {
     let _holder = world.grant(Duration::ZERO);
     let now = world.local();
     for _ in 0..2 {
-        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+        world.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
     }
     let hello = world.send(0);
     world.complete(0, &hello);
@@ -1008,7 +1055,9 @@ fn an_answer_from_before_the_introduction_does_not_end_it() {
     let renewal = world.send(0);
     world.pass(Duration::from_millis(1));
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     world.complete(0, &renewal);
     let newcomer = world.ask(0, PATIENT);
     let introduction = world.send(0);
@@ -1026,14 +1075,18 @@ fn a_request_whose_exchange_failed_comes_after_the_holders() {
     for (reported, pause) in [(false, 0), (true, 0), (true, 60)] {
         let mut world = World::new(1, &STRICT);
         let now = world.local();
-        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+        world.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
         let holder = world.grant(PATIENT);
         world.pass(Duration::from_millis(pause));
         let newcomer = world.ask(0, PATIENT);
         let sent = world.send(0);
         if reported {
             let now = world.local();
-            world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+            world.keepers[0]
+                .begin_step(now)
+                .on_event(Part::default(), &Event::Disconnected);
         }
         world.fail(0, &sent, Failure::Cut);
         world.pass(Duration::ZERO);
@@ -1055,9 +1108,13 @@ fn a_request_whose_exchange_failed_comes_after_the_holders() {
 fn a_request_without_a_connection_comes_after_the_holders() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let _holder = world.grant(PATIENT);
-    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Disconnected);
     world.pass(Duration::from_millis(1));
     assert!(!world.may_send(0), "too soon");
     world.ledgers.clear();
@@ -1104,7 +1161,9 @@ fn a_connection_that_fails_beside_another_exchange_is_followed_by_one_hello() {
         let hello = world.send(0);
         assert!(hello.exchange.batches.is_empty());
         let now = world.local();
-        world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+        world.keepers[0]
+            .begin_step(now)
+            .on_event(Part::default(), &Event::Connected);
         if !answered {
             world.fail(0, &renewal, Failure::Cut);
         }
@@ -1120,9 +1179,13 @@ fn a_connection_that_fails_beside_another_exchange_is_followed_by_one_hello() {
 fn the_late_end_of_an_old_connection_costs_one_hello() {
     let mut world = World::new(1, &Limit::concurrent("a", 2));
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let _holder = world.grant(PATIENT);
-    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Disconnected);
     let newcomer = world.ask(0, PATIENT);
     let hello = world.send(0);
     world.complete(0, &hello);
@@ -1154,7 +1217,7 @@ fn requests_of_several_exchanges_are_retried_in_their_order() {
         asked.push(world.ask(0, PATIENT));
         let now = world.local();
         if takes_over {
-            world.keepers[0].on_late_driver(true, now);
+            world.keepers[0].begin_step(now).on_late_driver(true);
         }
         for number in order {
             world.fail(0, &sent[number], Failure::Cut);
@@ -1192,7 +1255,9 @@ fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
         let silent = world.ask(0, PATIENT);
         let sent = world.send(0);
         if is_over {
-            world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+            world.keepers[0]
+                .begin_step(now)
+                .on_event(Part::default(), &Event::Disconnected);
             world.pass(Duration::ZERO);
             world.reconnect(0);
             world.settle();
@@ -1200,7 +1265,7 @@ fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
         world.now += STORE_TIMEOUT;
         let error = ExchangeError::of(Failure::TimedOut, "no answer");
         let now = world.local();
-        let is_in_use = world.keepers[0].on_failure(sent.id, &error, now);
+        let is_in_use = world.keepers[0].begin_step(now).on_failure(sent.id, &error);
         assert_eq!(is_in_use, !is_over);
         assert_eq!(!world.keepers[0].is_any_down(), is_over);
         let left = world.collect(0, &waiter).is_some();
@@ -1212,12 +1277,12 @@ fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
 /// G1: likewise for a request after another driver has taken over, with its own connection.
 #[test]
 fn a_request_to_another_driver_comes_after_the_holders() {
-    let late = |core: &mut Core, now| core.on_late_driver(true, now);
+    let late = |core: &mut Core| core.on_late_driver(true);
     for takes_over in [late, Core::on_driver_gone] {
         let mut world = World::new(1, &STRICT);
         let _holder = world.grant(PATIENT);
         let now = world.local();
-        takes_over(&mut world.keepers[0], now);
+        takes_over(world.keepers[0].begin_step(now));
         let _newcomer = world.ask(0, PATIENT);
         world.reconnect(0);
         assert_eq!(world.send(0).exchange.batches[0].acquire, []);
@@ -1231,7 +1296,9 @@ fn a_connection_that_is_not_there_at_once_is_no_outage() {
     let mut world = World::new(2, &ONE);
     let (_holder, waiter) = world.holder_and_waiter();
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Disconnected);
     world.pass(Duration::ZERO);
     let hello = world.send(0);
     world.fail(0, &hello, Failure::Cut);
@@ -1251,7 +1318,9 @@ fn a_hello_that_fails_is_asked_for_again() {
     let mut world = World::new(1, &ONE);
     let _holder = world.grant(Duration::ZERO);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Disconnected);
     world.pass(Duration::from_millis(50));
     let hello = world.send(0);
     assert!(hello.exchange.is_hello());
@@ -1269,7 +1338,9 @@ fn introduced(limit: &Limit) -> (World, Outgoing) {
     let mut world = World::new(1, limit);
     let _holder = world.grant(Duration::ZERO);
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     let hello = world.send(0);
     world.complete(0, &hello);
     let introduction = world.send(0);
@@ -1283,7 +1354,7 @@ fn introduced(limit: &Limit) -> (World, Outgoing) {
 fn a_store_on_trial_decides_on_nobody() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    let sent = world.keepers[0].hello(Part::default(), now);
+    let sent = world.keepers[0].begin_step(now).hello(Part::default());
     world.fail(0, &sent, Failure::TimedOut);
     drop(world.keepers[0].take_effects());
     for round in 0..3 {
@@ -1321,18 +1392,22 @@ fn adopted_permits_are_reported_by_where_they_come_from() {
             key,
             ..leg(0, Duration::ZERO)
         };
-        let asked = world.keepers[0].submit_unlabelled(&Demand::One(leg), now);
+        let asked = world.keepers[0]
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(leg));
         asked.expect("open")
     };
     let collect = |world: &mut World, asked: &RequestId| {
         let now = world.local();
-        assert!(held(world.keepers[0].collect(*asked, false, now)));
+        assert!(held(
+            world.keepers[0].begin_step(now).collect(*asked, false)
+        ));
     };
     let granted: Vec<_> = (0..100).map(|key| ask(&mut world, key)).collect();
     world.settle();
     granted.iter().for_each(|asked| collect(&mut world, asked));
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     let admitted: Vec<_> = (100..170).map(|key| ask(&mut world, key)).collect();
     admitted.iter().for_each(|asked| collect(&mut world, asked));
     for (forgets, expected) in [
@@ -1342,7 +1417,9 @@ fn adopted_permits_are_reported_by_where_they_come_from() {
         if forgets {
             world.ledgers.clear();
             let now = world.local();
-            world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+            world.keepers[0]
+                .begin_step(now)
+                .on_event(Part::default(), &Event::Connected);
         }
         drop(world.keepers[0].take_effects());
         world.pass(Duration::from_millis(60));

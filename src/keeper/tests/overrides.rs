@@ -27,7 +27,9 @@ impl World {
         for (limit, decision) in decisions {
             in_force.add(limit, *decision, now + length);
         }
-        self.keepers[keeper].steer(Arc::new(in_force), now);
+        self.keepers[keeper]
+            .begin_step(now)
+            .steer(Arc::new(in_force));
     }
 
     fn ask_all(&mut self, count: usize, wait: Duration) -> Vec<Arc<Lease>> {
@@ -55,7 +57,9 @@ impl World {
 
     fn submit_error(&mut self) -> AcquireError {
         let now = self.local();
-        let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg(0, PATIENT)), now);
+        let asked = self.keepers[0]
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(leg(0, PATIENT)));
         asked.map(drop).expect_err("paused")
     }
 
@@ -126,7 +130,10 @@ fn an_update_changes_what_is_declared_only() {
     world.steer_for(0, &[("a", SettingInForce::Value(1.into()))], SHORT);
     let now = world.local();
     let other = Limit::concurrent("a", 7);
-    world.keepers[0].revise(&[&other], now).expect("valid");
+    world.keepers[0]
+        .begin_step(now)
+        .revise(&[&other])
+        .expect("valid");
     let asked = world.ask_all(8, PATIENT);
     assert_eq!(world.admitted(&asked), 1);
     // Code that declares the limit meanwhile has to agree with the declaration, not with the override.
@@ -242,14 +249,15 @@ fn a_pause_refuses_claims_too() {
     let holder = world.grant(PATIENT);
     let now = world.local();
     let demand = Demand::All(vec![leg(0, PATIENT), leg(1, PATIENT)]);
-    let asked = world.keepers[0].submit_unlabelled(&demand, now);
+    let asked = world.keepers[0].begin_step(now).submit_unlabelled(&demand);
     let Ok(request) = asked else {
         panic!("refused")
     };
     world.settle();
     world.steer(0, &[("b", SettingInForce::Pause)]);
     let answer = world.keepers[0]
-        .collect(request, false, now)
+        .begin_step(now)
+        .collect(request, false)
         .expect("an answer");
     let error = answer.err().expect("refused");
     assert_eq!(
@@ -314,11 +322,14 @@ fn a_rate_has_its_override_and_no_other() {
             key: key.clone(),
             ..leg(0, Duration::ZERO)
         };
-        let request = world.keepers[0].submit_unlabelled(&Demand::One(leg), now);
+        let request = world.keepers[0]
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(leg));
         let request = request.unwrap_or_else(|error| panic!("{error}"));
         world.settle();
         let answer = world.keepers[0]
-            .collect(request, false, now)
+            .begin_step(now)
+            .collect(request, false)
             .expect("an answer");
         answer.err().and_then(|error| error.retry_after())
     };
@@ -391,7 +402,7 @@ impl Tenants {
             ..leg(0, HOUR)
         };
         let (now, core) = (self.world.local(), &mut self.world.keepers[0]);
-        let request = core.submit_unlabelled(&Demand::One(leg), now);
+        let request = core.begin_step(now).submit_unlabelled(&Demand::One(leg));
         let request = request.unwrap_or_else(|error| panic!("{error}"));
         let lease = core.lease_of(request).expect("new");
         self.waiting[number].push_back((lease, request));
@@ -409,14 +420,18 @@ impl Tenants {
                     && end <= now
                 {
                     self.held[number].pop_front();
-                    self.world.keepers[0].release(&one(&lease), now);
+                    self.world.keepers[0].begin_step(now).release(&one(&lease));
                 }
             }
             self.world.settle();
             for number in [0, 1] {
                 let end = now + Duration::from_secs(self.tenants[number].2);
                 while let Some((lease, request)) = self.waiting[number].front().cloned()
-                    && held(self.world.keepers[0].collect(request, false, now))
+                    && held(
+                        self.world.keepers[0]
+                            .begin_step(now)
+                            .collect(request, false),
+                    )
                 {
                     self.waiting[number].pop_front();
                     self.held[number].push_back((lease, end));

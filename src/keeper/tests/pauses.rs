@@ -13,13 +13,19 @@ impl World {
     /// The handler of a permit pauses its limit.
     fn pause(&mut self, keeper: usize, lease: &Arc<Lease>) {
         let now = self.local();
-        assert!(self.keepers[keeper].pause(&one(lease), "a", LENGTH, now));
+        assert!(
+            self.keepers[keeper]
+                .begin_step(now)
+                .pause(&one(lease), "a", LENGTH)
+        );
     }
 
     /// An operator's order reaches a replica, which may remember a pause.
     fn resume(&mut self, keeper: usize) -> bool {
         let now = self.local();
-        self.keepers[keeper].resume(LimitId(0), &Key::SHARED, now)
+        self.keepers[keeper]
+            .begin_step(now)
+            .resume(LimitId(0), &Key::SHARED)
     }
 
     fn pauses_in_store(&mut self, keeper: usize) -> bool {
@@ -103,7 +109,9 @@ fn a_pause_survives_lost_data() {
     world.settle();
     world.ledgers.clear();
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Disconnected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Disconnected);
     world.pass(Duration::from_millis(100));
     world.reconnect(0);
     world.settle();
@@ -139,11 +147,17 @@ fn the_longest_pause_applies() {
     world.settle();
     world.pass(LENGTH / 2);
     let now = world.local();
-    world.keepers[0].pause(&one(&first), "a", LENGTH / 4, now);
+    world.keepers[0]
+        .begin_step(now)
+        .pause(&one(&first), "a", LENGTH / 4);
     assert!(!world.may_send(0));
     world.pass(LENGTH / 4);
     assert!(world.pauses_in_store(0));
-    assert!(!world.keepers[0].pause(&one(&first), "another", LENGTH, now));
+    assert!(
+        !world.keepers[0]
+            .begin_step(now)
+            .pause(&one(&first), "another", LENGTH)
+    );
 }
 
 #[test]
@@ -176,15 +190,20 @@ fn a_pause_in_memory_ends_with_a_ramp() {
     let mut asked = Vec::new();
     let mut held_at = |core: &mut Core, at: Duration, newcomers: usize| {
         let now = start + at;
-        core.on_time(now);
+        core.begin_step(now).on_time();
         for _ in 0..newcomers {
             let demand = Demand::One(leg(0, PATIENT));
-            asked.push(core.submit_unlabelled(&demand, now).expect("open"));
+            asked.push(
+                core.begin_step(now)
+                    .submit_unlabelled(&demand)
+                    .expect("open"),
+            );
         }
-        asked.retain(|id| !held(core.collect(*id, false, now)));
+        asked.retain(|id| !held(core.begin_step(now).collect(*id, false)));
         asked.len()
     };
-    core.pause_key(LimitId(0), (&Key::SHARED, None), LENGTH, start);
+    core.begin_step(start)
+        .pause_key(LimitId(0), (&Key::SHARED, None), LENGTH);
     assert_eq!(held_at(&mut core, Duration::ZERO, 12), 12);
     assert_eq!(held_at(&mut core, LENGTH, 0), 12);
     assert_eq!(core.next_due(), Some(start + LENGTH + TICK));
@@ -247,7 +266,11 @@ fn the_shortest_pause_is_none_that_ends_one() {
     let mut world = World::new(1, &TEN);
     let first = world.grant(PATIENT);
     let now = world.local();
-    assert!(world.keepers[0].pause(&one(&first), "a", Duration::from_nanos(500), now));
+    assert!(
+        world.keepers[0]
+            .begin_step(now)
+            .pause(&one(&first), "a", Duration::from_nanos(500))
+    );
     let sent = world.send(0);
     assert_eq!(sent.exchange.batches[0].pause_ms, Some(1));
     world.complete(0, &sent);
@@ -357,18 +380,25 @@ fn a_pause_in_memory_is_ended() {
     let start = Instant::now();
     let mut core = Core::new(settings(0), false, start);
     core.add(&TEN).expect("valid");
-    core.pause_key(LimitId(0), (&Key::SHARED, None), LENGTH, start);
+    core.begin_step(start)
+        .pause_key(LimitId(0), (&Key::SHARED, None), LENGTH);
     let ask = |core: &mut Core| {
         let demand = Demand::One(leg(0, PATIENT));
-        core.submit_unlabelled(&demand, start).expect("open")
+        core.begin_step(start)
+            .submit_unlabelled(&demand)
+            .expect("open")
     };
     let asked: Vec<_> = (0..12).map(|_| ask(&mut core)).collect();
-    assert!(!core.resume(LimitId(0), &Key::from("other"), start));
-    assert!(core.resume(LimitId(0), &Key::SHARED, start));
-    assert!(!core.resume(LimitId(0), &Key::SHARED, start));
+    assert!(
+        !core
+            .begin_step(start)
+            .resume(LimitId(0), &Key::from("other"))
+    );
+    assert!(core.begin_step(start).resume(LimitId(0), &Key::SHARED));
+    assert!(!core.begin_step(start).resume(LimitId(0), &Key::SHARED));
     let served = asked
         .iter()
-        .filter(|id| held(core.collect(**id, false, start)));
+        .filter(|id| held(core.begin_step(start).collect(**id, false)));
     assert_eq!(served.count(), 10);
 }
 
@@ -393,15 +423,21 @@ fn a_pause_keeps_no_limiter() {
 fn a_pause_of_no_length_is_none() {
     let mut world = World::new(1, &TEN);
     let now = world.local();
-    world.keepers[0].pause_key(LimitId(0), (&Key::SHARED, None), Duration::ZERO, now);
-    assert!(world.keepers[0].next_exchange(now).is_none());
+    world.keepers[0]
+        .begin_step(now)
+        .pause_key(LimitId(0), (&Key::SHARED, None), Duration::ZERO);
+    assert!(world.keepers[0].begin_step(now).next_exchange().is_none());
     // Without a store the limit would rise from 0.
     let mut core = Core::new(settings(0), false, now);
     core.add(&TEN).expect("valid");
-    core.pause_key(LimitId(0), (&Key::SHARED, None), Duration::ZERO, now);
+    core.begin_step(now)
+        .pause_key(LimitId(0), (&Key::SHARED, None), Duration::ZERO);
     let demand = Demand::One(leg(0, Duration::ZERO));
-    let asked = core.submit_unlabelled(&demand, now).expect("open");
-    assert!(held(core.collect(asked, false, now)));
+    let asked = core
+        .begin_step(now)
+        .submit_unlabelled(&demand)
+        .expect("open");
+    assert!(held(core.begin_step(now).collect(asked, false)));
 }
 
 /// A call in flight is answered by the overloaded upstream before the store knows that an operator has ended the pause.
@@ -413,7 +449,9 @@ fn a_pause_that_was_ended_does_not_come_back_with_another_one() {
     world.settle();
     assert!(world.resume(0));
     let now = world.local();
-    world.keepers[0].pause_key(LimitId(0), (&Key::SHARED, None), LENGTH / 4, now);
+    world.keepers[0]
+        .begin_step(now)
+        .pause_key(LimitId(0), (&Key::SHARED, None), LENGTH / 4);
     world.settle();
     assert!(!world.pauses_in_store(0));
 }

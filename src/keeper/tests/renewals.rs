@@ -85,7 +85,7 @@ fn run(world: &mut World, time: Duration) -> Vec<(Duration, Vec<Seq>)> {
         }
         world.pass(rest);
         let now = world.local();
-        while let Some(sent) = world.keepers[0].next_exchange(now) {
+        while let Some(sent) = world.keepers[0].begin_step(now).next_exchange() {
             let batches = sent.exchange.batches.iter();
             let names = batches.flat_map(|batch| batch.renew.clone()).collect();
             renewed.push((world.now, names));

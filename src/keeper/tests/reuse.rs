@@ -38,7 +38,7 @@ fn take(world: &mut World, keeper: usize) -> Arc<Lease> {
 
 fn is_silent(world: &mut World) -> bool {
     let now = world.local();
-    world.keepers[0].next_exchange(now).is_none()
+    world.keepers[0].begin_step(now).next_exchange().is_none()
 }
 
 /// Whether a request gets the idle slot.
@@ -159,7 +159,9 @@ fn dropped_messages_give_back_what_lies_idle() {
     world.settle();
     assert_eq!(world.wakes.drain(..).count(), 1);
     let now = world.local();
-    world.keepers[0].on_event(crate::part::Part::default(), &Event::Missed, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(crate::part::Part::default(), &Event::Missed);
     world.settle();
     world.deliver_wakes();
     assert!(held(world.collect(1, &waiter)));
@@ -233,7 +235,7 @@ fn bounds_go_with_the_permit_that_had_them() {
         max_hold: short,
         idle: short,
     };
-    world.keepers[0].bound(&lease, bounds, now);
+    world.keepers[0].begin_step(now).bound(&lease, bounds);
     lease.set_unread(Some(now));
     world.release(0, &lease);
     let lease = take(&mut world, 0);
@@ -248,7 +250,7 @@ fn bounds_go_with_the_permit_that_had_them() {
 fn a_runtime_that_ends_ends_the_right() {
     let (mut world, kept) = keeping(1);
     let now = world.local();
-    world.keepers[0].on_driver_gone(now);
+    world.keepers[0].begin_step(now).on_driver_gone();
     assert!(!is_reused(&mut world, &kept));
 }
 
@@ -264,7 +266,7 @@ fn a_slot_that_lies_idle_counts_as_remaining() {
     let lease = world.ask(0, PATIENT);
     assert!(lease.is_reused());
     let (now, asked) = (world.local(), world.request_of(&lease).expect("asked for"));
-    let answer = world.keepers[0].collect(asked, true, now);
+    let answer = world.keepers[0].begin_step(now).collect(asked, true);
     let Some(Ok(taken)) = answer else {
         panic!("two slots lie idle");
     };
@@ -347,7 +349,8 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
         let now = world.local();
         let ask = |_| {
             world.keepers[0]
-                .submit_unlabelled(&demand, now)
+                .begin_step(now)
+                .submit_unlabelled(&demand)
                 .expect("open")
         };
         let asked: Vec<RequestId> = (0..requests).map(ask).collect();
@@ -360,7 +363,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
         assert_eq!(world.keepers[0].idle_count(), 2 - requests);
         world.complete(0, &sent);
         for asked in asked {
-            let collected = world.keepers[0].collect(asked, false, now);
+            let collected = world.keepers[0].begin_step(now).collect(asked, false);
             assert!(held(collected));
         }
         world.keepers[0].audit().expect("its books agree");
@@ -382,16 +385,17 @@ fn idle_slots_that_go_back_with_refused_claims_are_not_lost() {
         let legs = limits.iter().map(|limit| leg(*limit, Duration::ZERO));
         let demand = Demand::All(legs.collect());
         world.keepers[0]
-            .submit_unlabelled(&demand, now)
+            .begin_step(now)
+            .submit_unlabelled(&demand)
             .expect("open")
     };
     let spent = ask(&[1]);
     let asked = [(); 3].map(|()| ask(&[0, 1]));
     leases.iter().for_each(|lease| world.release(0, lease));
     world.settle();
-    assert!(held(world.keepers[0].collect(spent, false, now)));
+    assert!(held(world.keepers[0].begin_step(now).collect(spent, false)));
     for asked in asked {
-        let refused = refused(world.keepers[0].collect(asked, false, now));
+        let refused = refused(world.keepers[0].begin_step(now).collect(asked, false));
         assert_eq!(refused, Some(AcquireErrorKind::TooSoon));
     }
     assert!(!world.keepers[0].context().is_recovering());
@@ -428,7 +432,7 @@ fn an_idle_slot_that_is_over_is_no_lost_permit() {
         world.pass(RIGHT / 4);
         assert!(is_reused(&mut world, &kept));
         let now = world.local();
-        let Some(sent) = world.keepers[0].next_exchange(now) else {
+        let Some(sent) = world.keepers[0].begin_step(now).next_exchange() else {
             continue;
         };
         let batch = sent.exchange.batches.first();
@@ -501,7 +505,8 @@ fn a_newcomer_takes_no_idle_slot_past_a_request_on_its_way() {
         ..leg(0, PATIENT)
     });
     let heavy = world.keepers[0]
-        .submit_unlabelled(&both, now)
+        .begin_step(now)
+        .submit_unlabelled(&both)
         .expect("open");
     let sent = world.send(0);
     world.release(0, &one);
@@ -515,7 +520,7 @@ fn a_newcomer_takes_no_idle_slot_past_a_request_on_its_way() {
     world.settle();
     world.release(0, &_other);
     world.settle();
-    assert!(held(world.keepers[0].collect(heavy, false, now)));
+    assert!(held(world.keepers[0].begin_step(now).collect(heavy, false)));
 }
 
 /// A request has got the slot of a permit that was dropped, while its own ask is on its way to the store.
@@ -599,7 +604,8 @@ fn a_slot_that_comes_free_goes_back_for_a_claim_that_is_on_its_way() {
     let now = world.local();
     let demand = Demand::All(vec![leg(0, PATIENT)]);
     let claim = world.keepers[0]
-        .submit_unlabelled(&demand, now)
+        .begin_step(now)
+        .submit_unlabelled(&demand)
         .expect("open");
     let sent = world.send(0);
     world.release(0, &holder);
@@ -607,7 +613,7 @@ fn a_slot_that_comes_free_goes_back_for_a_claim_that_is_on_its_way() {
     assert!(!held(world.collect(0, &later)));
     world.complete(0, &sent);
     world.settle();
-    assert!(held(world.keepers[0].collect(claim, false, now)));
+    assert!(held(world.keepers[0].begin_step(now).collect(claim, false)));
     assert!(!held(world.collect(0, &later)));
 }
 

@@ -25,7 +25,7 @@ impl World {
         let is_over = |core: &Core| core.next_due().is_none_or(|due| due > now);
         (1..)
             .find(|_| {
-                core.on_time(now);
+                core.begin_step(now).on_time();
                 is_over(core)
             })
             .expect("an end")
@@ -42,7 +42,9 @@ impl World {
         let now = self.local();
         for _ in &leases {
             let (_, asked) = self.asked.pop().expect("asked for");
-            assert!(held(self.keepers[keeper].collect(asked, false, now)));
+            assert!(held(
+                self.keepers[keeper].begin_step(now).collect(asked, false)
+            ));
         }
         leases
     }
@@ -75,7 +77,7 @@ fn waits_that_are_over_together_end_in_several_steps() {
     world.settle();
     world.now += SECOND;
     let now = world.local();
-    assert!(world.keepers[0].on_time(now));
+    assert!(world.keepers[0].begin_step(now).on_time());
     let ended = |world: &mut World, range: ops::Range<usize>| {
         let refused = |lease| world.refusal(0, lease) == Some(AcquireErrorKind::TimedOut);
         waiters[range].iter().all(refused)
@@ -104,7 +106,7 @@ fn the_last_steps_of_much_work_wait_for_nothing() {
     let asked: Vec<_> = (0..COUNT).map(|_| world.ask(0, PATIENT)).collect();
     world.now += STORE_TIMEOUT;
     let now = world.local();
-    assert!(world.keepers[0].on_time(now));
+    assert!(world.keepers[0].begin_step(now).on_time());
     world.now += Duration::from_millis(200);
     assert_eq!(world.steps(), 2);
     let kind = Some(AcquireErrorKind::Unavailable);
@@ -121,31 +123,37 @@ fn spending_that_is_due_together_is_reported_in_several_steps() {
             key: Key::from(format!("key {key}")),
             ..leg(0, Duration::ZERO)
         };
-        let asked = world.keepers[0].submit_unlabelled(&Demand::One(leg), now);
+        let asked = world.keepers[0]
+            .begin_step(now)
+            .submit_unlabelled(&Demand::One(leg));
         world.settle();
-        let taken = world.keepers[0].collect(asked.expect("open"), false, now);
+        let taken = world.keepers[0]
+            .begin_step(now)
+            .collect(asked.expect("open"), false);
         let notes = taken.expect("decided").expect("within the burst").notes;
         notes.expect("it was charged").fees.remove(0)
     });
     let fees: Vec<_> = fees.collect();
     let spend = |world: &mut World, fee| {
         let now = world.local();
-        world.keepers[0].change_account(fee, now, |account| {
-            assert!(account.spend(1));
-            None
-        });
+        world.keepers[0]
+            .begin_step(now)
+            .change_account(fee, |account| {
+                assert!(account.spend(1));
+                None
+            });
     };
     fees.iter().for_each(|fee| spend(&mut world, fee));
     world.now += SECOND;
     let now = world.local();
-    assert!(world.keepers[0].on_time(now));
+    assert!(world.keepers[0].begin_step(now).on_time());
     spend(&mut world, &fees[0]);
     assert_eq!(world.steps(), 2);
     let due = world.keepers[0].next_due();
     assert_eq!(due, Some(world.local() + SECOND));
     let sent = iter::from_fn(|| {
         let now = world.local();
-        let outgoing = world.keepers[0].next_exchange(now)?;
+        let outgoing = world.keepers[0].begin_step(now).next_exchange()?;
         world.complete(0, &outgoing);
         Some(outgoing.exchange.claims.len())
     });
@@ -168,7 +176,9 @@ fn sleepers_and_bounded_permits_take_several_steps() {
     let idle = Some(SECOND);
     for lease in world.hold_many(0, 0, COUNT) {
         let (max_hold, now) = (None, world.local());
-        world.keepers[0].bound(&lease, Bounds { max_hold, idle }, now);
+        world.keepers[0]
+            .begin_step(now)
+            .bound(&lease, Bounds { max_hold, idle });
     }
     world.now += SECOND;
     assert_eq!(world.steps(), 3);
@@ -214,7 +224,9 @@ fn holders_of_several_large_keys_are_listed_in_turn() {
     world.settle();
     world.ledgers = copy;
     let now = world.local();
-    world.keepers[0].on_event(Part::default(), &Event::Connected, now);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
     world.settle();
     assert_eq!(world.ledger(), (2 * 601, 0));
 }

@@ -37,7 +37,7 @@ fn next_dues(world: &mut World, keeper: usize) -> Dues {
 
 fn next_exchange(world: &mut World) -> Option<Outgoing> {
     let now = world.local();
-    world.keepers[0].next_exchange(now)
+    world.keepers[0].begin_step(now).next_exchange()
 }
 
 /// Keeper 0 holds the only slot for tenant `a`, granted at once, and tenant `b` waits there too.
@@ -56,7 +56,7 @@ fn holder_and_waiter() -> (World, Arc<Lease>, Arc<Lease>) {
 fn nothing_is_refunded_in_the_store_that_was_paid_without_it() {
     let mut world = World::new(1, &FAIR.fallback(Fallback::Local(1)));
     let now = world.local();
-    world.keepers[0].fail(now);
+    world.keepers[0].begin_step(now).fail();
     let first = world.ask_for(0, tenant_leg("a", 1));
     let second = world.ask_for(0, tenant_leg("b", 1));
     assert!(held(world.collect(0, &first)));
@@ -79,7 +79,7 @@ fn a_waiter_that_has_left_before_the_answer_gives_up_its_place() {
     let late = world.ask_for(0, tenant_leg("c", 1));
     let sent = world.send(0);
     let (asked, now) = (world.request_of(&late).expect("asked"), world.local());
-    world.keepers[0].cancel(asked, now);
+    world.keepers[0].begin_step(now).cancel(asked);
     world.complete(0, &sent);
     let dues = next_dues(&mut world, 0);
     assert_eq!(dues.left.len(), 1);

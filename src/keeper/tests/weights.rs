@@ -133,7 +133,8 @@ fn a_heavy_request_keeps_its_place_among_claims() {
     let both = Demand::All(vec![World::leg(0, 1), World::leg(1, 1)]);
     let now = world.local();
     world.keepers[0]
-        .submit_unlabelled(&both, now)
+        .begin_step(now)
+        .submit_unlabelled(&both)
         .expect("open");
     let sent = world.send(0);
     let asks = sent.exchange.claims.iter().map(|claim| &claim.asks[0]);

@@ -69,7 +69,7 @@ struct Rest {
 pub(in crate::keeper) struct Requester {
     pub id: RequestId,
     /// The request asks for this slot only.
-    pub plain: bool,
+    pub alone: bool,
     /// The limit is in shadow mode for this request: a refusal lets it pass.
     pub shadow: bool,
 }
@@ -244,7 +244,7 @@ impl Entry {
             rest: None,
             waits: !wait.is_zero(),
             // A request for a single slot begins at once.
-            begun: request.is_some_and(|request| request.plain),
+            begun: request.is_some_and(|request| request.alone),
             state: State::Idle,
             request,
         }
@@ -379,7 +379,7 @@ impl Entry {
 
     /// Whether its request asks for this slot only.
     pub fn is_plain(&self) -> bool {
-        self.request.is_some_and(|request| request.plain)
+        self.request.is_some_and(|request| request.alone)
     }
 
     /// Whether its limit is in shadow mode for its request.
