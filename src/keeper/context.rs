@@ -22,7 +22,7 @@ use crate::{
     key::Key,
     leases::{Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, TenantId, weighing},
-    limit::{Limit, LimitId, LimitValue, Mode},
+    limit::{Fallback, Limit, LimitId, LimitValue},
     part::{Part, Parts},
     returns::Returns,
     sync::{Confirmations, Inquiry},
@@ -218,7 +218,14 @@ impl Context {
 
     /// Whether the fallback of a key in this part refuses requests rather than exceed the key's limit.
     pub fn strict(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> Option<Strict> {
-        self.registry.strict(limit, part, own, self.now)
+        let of = self.registry.limit(limit);
+        let max = own.map_or(of.max(), |own| own.max);
+        let strict = self.fallback(limit, part, own).strict(max);
+        // A replica that does not know how many there are admits nobody, but the others divide the limit.
+        match of.current_fallback() {
+            Fallback::Share => strict.and(Some(Strict::Divides)),
+            _ => strict,
+        }
     }
 
     /// Whether any limit is strict in this part.
@@ -229,30 +236,24 @@ impl Context {
 
     /// Whether newcomers under strict limits wait because permits return to the store.
     pub fn is_recovering(&self) -> bool {
-        let is_enforced = |limit: &Limit| limit.current_mode() == Mode::Enforce;
-        // The store never learns of requests that the fallback of a rate admits, so rates do not wait.
-        let has_slots = |limit: &Limit| limit.to_rate(limit.max()).is_none();
-        let waits = |part: Part| {
-            let mut ids = self.registry.limits().iter().enumerate();
-            ids.any(|(id, limit)| {
-                let strict = || self.strict(LimitId(id), part, None);
-                is_enforced(limit)
-                    && has_slots(limit)
-                    && strict().is_some_and(|strict| self.returns.is_any_in(part, strict))
-            })
+        let waits = |part: Part, id: LimitId| {
+            let strict = self.strict(id, part, None);
+            // The store never learns of requests that the fallback of a rate admits, so rates do not wait.
+            self.registry.limit(id).is_plain()
+                && strict.is_some_and(|strict| self.returns.is_any_in(part, strict))
         };
-        self.returns.is_any() && self.settings.parts.all().any(waits)
+        let has_waiting = |part| self.registry.ids().any(|id| waits(part, id));
+        self.returns.is_any() && self.settings.parts.all().any(has_waiting)
     }
 
     /// Measures [`is_recovering`](Self::is_recovering), if permits have begun or ceased to return.
     #[inline]
     pub fn measure_returns(&mut self) {
         if self.returns.has_news() {
-            let is_recovering = self.is_recovering();
-            if mem::replace(&mut self.was_recovering, is_recovering) != is_recovering {
-                let state = StoreState::Recovering(is_recovering);
-                self.effects.push(Effect::MeasureStore(state));
-            }
+            let now = self.is_recovering();
+            let has_changed = mem::replace(&mut self.was_recovering, now) != now;
+            let state = has_changed.then_some(StoreState::Recovering(now));
+            self.effects.push(state.map(Effect::MeasureStore));
         }
     }
 
@@ -437,7 +438,7 @@ impl Context {
     pub fn confirm(&mut self, seq: Seq) {
         self.counts.confirmed += 1;
         let confirmation = self.confirmations.take(seq);
-        self.effects.confirm(confirmation);
+        self.effects.push(confirmation.map(Effect::Confirm));
     }
 
     /// A part of the store, or with `None` all of it, cannot confirm releases at present.

@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, Sleep, sleep, timeout},
 };
 
-use self::log::{DriverLog, News};
+use self::log::News;
 use super::{
     context::STOOD_STILL,
     core::{Core, ExchangeId, Outgoing},
@@ -60,11 +60,8 @@ const LONG: usize = 16;
 impl Keeper {
     /// Starts a driver if one is needed and none runs.
     pub(super) fn start_driver(self: &Arc<Self>) -> Result<(), AcquireErrorKind> {
-        let runtime = match self.home.runtime() {
-            Some(runtime) => Ok(runtime),
-            None => Handle::try_current().map_err(|_| AcquireErrorKind::NoRuntime),
-        };
-        self.start_driver_on(runtime)
+        let runtime = self.home.runtime().or_else(|| Handle::try_current().ok());
+        self.start_driver_on(runtime.ok_or(AcquireErrorKind::NoRuntime))
     }
 
     fn start_driver_on(
@@ -112,7 +109,8 @@ impl Keeper {
         let Some(store) = &self.store else {
             return Vec::new();
         };
-        let kept = self.kept_session(runtime);
+        let kept = self.session().take();
+        let kept = kept.and_then(|kept| kept.session(runtime));
         if kept.is_none() {
             self.with(Core::leave_connections);
         }
@@ -127,27 +125,23 @@ impl Keeper {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        let (id, flavor) = (runtime.id(), runtime.runtime_flavor());
         if self.home.has_thread() {
             return;
         }
-        let (is_new, rested) = self.with_driver(|_, driver| {
-            let is_new = driver.watch(id, flavor);
-            (is_new, driver.end_rest())
-        });
+        let (is_new, rested) =
+            self.with_driver(|_, driver| (driver.watch(&runtime), driver.end_rest()));
         if rested {
             self.wanted.notify_waiters();
         }
-        if !is_new {
-            return;
+        if is_new {
+            let watch = WatchGuard {
+                keeper: self.clone(),
+                runtime: runtime.id(),
+                has_panicked: false,
+            };
+            // If the runtime has shut down meanwhile, the task is dropped together with its guard.
+            runtime.spawn(watch_over(watch));
         }
-        let watch = WatchGuard {
-            keeper: self.clone(),
-            runtime: id,
-            has_panicked: false,
-        };
-        // If the runtime has shut down meanwhile, the task is dropped together with its guard.
-        runtime.spawn(watch_over(watch));
     }
 
     /// Sends the first hello, in a cluster to the first part: the other parts connect at their first exchange. An
@@ -155,19 +149,14 @@ impl Keeper {
     pub async fn greet(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
         let keeper = self.clone();
         let greeting = async move { keeper.greet_here().await };
-        match self.home.runtime() {
+        let greeted = match self.home.runtime() {
             // The thread always runs, so the session can stay there.
-            Some(runtime) if self.home.has_thread() => match runtime.spawn(greeting).await {
-                Ok(greeted) => greeted,
-                Err(_) => Err(ConnectError::NoRuntime),
-            },
-            _ if Handle::try_current().is_err() => Err(ConnectError::NoRuntime),
+            Some(runtime) if self.home.has_thread() => runtime.spawn(greeting).await.ok(),
+            _ if Handle::try_current().is_err() => None,
             // Tokio panics on a runtime without timers or IO, and has no other way to find out.
-            _ => match AssertUnwindSafe(greeting).catch_unwind().await {
-                Ok(greeted) => greeted,
-                Err(_panic) => Err(ConnectError::NoRuntime),
-            },
-        }
+            _ => AssertUnwindSafe(greeting).catch_unwind().await.ok(),
+        };
+        greeted.unwrap_or(Err(ConnectError::NoRuntime))
     }
 
     async fn greet_here(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
@@ -181,11 +170,11 @@ impl Keeper {
             core.context_mut().set_history_wanted(wanted);
             core.hello(part)
         });
-        self.driver_log().sent(&hello);
+        log::sent(&self.namespace, &hello);
         in_flight.send(hello);
         let (id, outcome) = loop {
             let news = in_flight.next(None).await;
-            self.driver_log().heard(&news);
+            log::heard(&self.namespace, &news);
             match news {
                 News::Over(id, _, outcome) => break (id, outcome),
                 // The hello fails with its connection.
@@ -222,21 +211,16 @@ impl Keeper {
         Ok(unreached)
     }
 
-    fn driver_log(&self) -> DriverLog<'_> {
-        DriverLog {
-            namespace: &self.namespace,
-        }
-    }
-
     /// Keeps a session for the driver, if the driver is likely to run on the same runtime.
     fn keep_for_driver(&self, session: Option<Box<dyn Session>>) {
-        let here = Handle::try_current().ok();
-        let kept = here.zip(session);
-        let kept = kept.map(|(here, session)| KeptSession::new(session, &here));
-        let runtime = self.home.runtime();
-        let is_for_driver =
-            |kept: &KeptSession| runtime.as_ref().is_none_or(|runtime| kept.is_for(runtime));
-        self.keep_session(kept.filter(is_for_driver));
+        let here = Handle::try_current().ok().zip(session);
+        let kept = here.map(|(here, session)| KeptSession::new(session, &here));
+        let home = self.home.runtime();
+        let is_for_driver = |kept: &_| {
+            home.as_ref()
+                .is_none_or(|home| KeptSession::is_for(kept, home))
+        };
+        *self.session() = kept.filter(is_for_driver);
     }
 }
 
@@ -254,13 +238,13 @@ async fn drive(
 ) {
     // The runtime may have no timers: the driver, and not its caller, finds out.
     let mut in_flight = InFlight::new(sessions, keeper.store_meter.clone());
-    let log = keeper.driver_log();
+    let namespace = &*keeper.namespace;
     // For the task that started this driver.
     let mut watched = false;
     let next_step = || {
         // Asked without the lock: a subscriber is foreign code.
         let wanted = History::is_wanted();
-        let is_logged = DriverLog::is_wanted();
+        let is_logged = log::is_wanted();
         keeper.with_driver(|core, driver| {
             core.context_mut().set_history_wanted(wanted);
             let (exchanges, until) = driver.next_step(core, generation)?;
@@ -270,10 +254,10 @@ async fn drive(
     };
     while let Some((exchanges, until, timer)) = next_step() {
         for outgoing in exchanges {
-            log.sent(&outgoing);
+            log::sent(namespace, &outgoing);
             in_flight.send(outgoing);
         }
-        log.sleeps(until, timer);
+        log::sleeps(namespace, until, timer);
         if !std::mem::replace(&mut watched, true) {
             keeper.watch_driver();
         }
@@ -285,7 +269,7 @@ async fn drive(
             () = work.notified() => continue,
             () = yield_now(), if has_more => continue,
         };
-        log.heard(&news);
+        log::heard(namespace, &news);
         let silent = keeper.with_driver(|core, driver| {
             // A dismissed driver has only outdated knowledge.
             if !driver.is_present(generation) {
@@ -305,11 +289,11 @@ async fn drive(
             None
         });
         if let Some(part) = silent {
-            log.gives_up(part);
+            log::gives_up(namespace, part);
             in_flight.disconnect(part);
         }
     }
-    log.ends();
+    log::ends(namespace);
 }
 
 /// Dropped with the driver, even one that was never polled: the keeper then has no driver.
@@ -425,8 +409,6 @@ struct Sent {
     deadline: Instant,
     /// Time allowed for the exchange.
     timeout: Duration,
-    /// Whether the exchange was given its time a second time.
-    was_extended: bool,
 }
 
 impl InFlight {
@@ -478,7 +460,6 @@ impl InFlight {
             at: now,
             deadline: now + outgoing.timeout,
             timeout: outgoing.timeout,
-            was_extended: false,
         });
     }
 
@@ -532,10 +513,7 @@ impl Lane {
 
     fn poll(&mut self, meter: &StoreMeter, cx: &mut Context<'_>) -> Option<News> {
         let own = self.waker.as_ref().map(|(_, waker)| waker.clone());
-        let cx = &mut match &own {
-            None => Context::from_waker(cx.waker()),
-            Some(own) => Context::from_waker(own),
-        };
+        let cx = &mut Context::from_waker(own.as_ref().unwrap_or(cx.waker()));
         let mut exchanges = self.exchanges.iter();
         if exchanges.any(|sent| sent.was_polled)
             && (self.exchanges.iter()).any(|sent| !sent.was_polled && sent.is_long)
@@ -570,9 +548,9 @@ impl Lane {
             if now < sent.deadline {
                 continue;
             }
-            if now > sent.deadline + STOOD_STILL && !sent.was_extended {
+            let was_extended = sent.deadline != sent.at + sent.timeout;
+            if now > sent.deadline + STOOD_STILL && !was_extended {
                 // The reply may have been here all the time, unread.
-                sent.was_extended = true;
                 sent.deadline = now + sent.timeout;
                 is_news = true;
                 continue;

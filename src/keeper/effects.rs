@@ -96,25 +96,11 @@ pub(super) enum LogEvent {
 }
 
 impl Effects {
-    pub fn push(&mut self, effect: Effect) {
-        self.0.push(effect);
-    }
-
-    pub fn wake(&mut self, waker: Option<StoredWaker>) {
-        if let Some(waker) = waker {
-            self.push(Effect::Wake(waker));
-        }
-    }
-
-    pub fn drop_waker(&mut self, waker: Option<StoredWaker>) {
-        if let Some(waker) = waker {
-            self.push(Effect::Drop(waker));
-        }
-    }
-
-    pub fn confirm(&mut self, confirmation: Option<Confirmation>) {
-        if let Some(confirmation) = confirmation {
-            self.push(Effect::Confirm(confirmation));
+    /// Adds an effect, if there is one.
+    #[inline]
+    pub fn push(&mut self, effect: impl Into<Option<Effect>>) {
+        if let Some(effect) = effect.into() {
+            self.0.push(effect);
         }
     }
 
@@ -343,7 +329,7 @@ mod tests {
         });
         let mut effects = Effects::default();
         for waker in &wakers {
-            effects.wake(Some(StoredWaker::of(&waker.clone().into())));
+            effects.push(Effect::Wake(StoredWaker::of(&waker.clone().into())));
         }
         effects.run(("test", ""), &StoreMeter::noop(), &Control::default());
         let wakes = wakers

@@ -120,7 +120,8 @@ impl KeeperHandle {
                 if confirmed.await.is_err() {
                     // The driver may have ended with its runtime; the release is retried.
                     let _ = keeper.keeper.start_driver();
-                    return Err(keeper.unconfirmed(&limit));
+                    let lease = (keeper.keeper).peek(|core| core.context().settings.lease);
+                    return Err(ReleaseError::new(limit.name().to_owned(), lease));
                 }
             }
             Ok(())
@@ -158,12 +159,14 @@ impl KeeperHandle {
             let falls_back = core.context().registry.fallbacks.decide();
             (result, driver.is_needed(core) || falls_back)
         });
-        let started = if is_rare {
-            self.see_to_driver()
-        } else {
-            Ok(())
-        };
-        (result, started)
+        (
+            result,
+            if is_rare {
+                self.see_to_driver()
+            } else {
+                Ok(())
+            },
+        )
     }
 
     /// Starts a driver if one is needed. While fallbacks decide, no request waits, so this also checks that the driver runs.
@@ -196,11 +199,6 @@ impl KeeperHandle {
                 None
             });
         }
-    }
-
-    fn unconfirmed(&self, limit: &Limit) -> ReleaseError {
-        let lease = self.keeper.peek(|core| core.context().settings.lease);
-        ReleaseError::new(limit.name().to_owned(), lease)
     }
 
     /// The meter of the first held slot's limit. `None`: the slots are no longer held.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use tokio::{
-    runtime::{self, Handle},
+    runtime::{self, Handle, RuntimeFlavor},
     sync::Notify,
     time::Instant,
 };
@@ -26,7 +26,7 @@ use crate::{
     home::Home,
     ledger::ReplicaId,
     operable::Control,
-    store::{KeptSession, Session, Store},
+    store::{KeptSession, Store},
     sync::LockMarker,
     telemetry::{self, StoreMeter},
 };
@@ -89,18 +89,7 @@ impl Keeper {
         })
     }
 
-    /// Keeps a session for the driver.
-    pub(super) fn keep_session(&self, session: Option<KeptSession>) {
-        *self.session() = session;
-    }
-
-    /// The kept session, if a driver on this runtime can continue with it.
-    pub(super) fn kept_session(&self, runtime: &Handle) -> Option<Box<dyn Session>> {
-        let kept = self.session().take();
-        kept.and_then(|kept| kept.session(runtime))
-    }
-
-    fn session(&self) -> MutexGuard<'_, Option<KeptSession>> {
+    pub(super) fn session(&self) -> MutexGuard<'_, Option<KeptSession>> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -225,11 +214,10 @@ impl DriverState {
         let due = match self.stage {
             DriverStage::Absent => None,
             DriverStage::Woken(at) => Some(at),
+            // Timers that were due earlier are the work of the next step, and an exchange that was has been given more
+            // time.
             DriverStage::Parked { since, until } => {
-                // Timers that were due earlier are the work of the next step, and an exchange that was has been given
-                // more time.
-                let until = until.map(|until| until.max(since));
-                earliest(until, core.answer_due(since))
+                earliest(until.map(|until| until.max(since)), core.answer_due(since))
             }
         };
         due.is_some_and(|due| core.now() >= due + core.context().settings.store_timeout / 2)
@@ -237,7 +225,7 @@ impl DriverState {
 
     /// Whether this generation is the current one.
     pub fn is_present(&self, generation: u64) -> bool {
-        self.generation == generation && !matches!(self.stage, DriverStage::Absent)
+        self.generation == generation && !self.is_absent()
     }
 
     /// Whether nothing is sent until another driver is started.
@@ -257,11 +245,8 @@ impl DriverState {
             return None;
         };
         let due = core.next_due();
-        let sooner = due.is_some_and(|due| until.is_none_or(|until| due < until));
-        if !sooner && !core.may_send() && !core.is_over() {
-            return None;
-        }
-        Some(self.wake(core.now()))
+        let is_sooner = due.is_some_and(|due| until.is_none_or(|until| due < until));
+        (is_sooner || core.may_send() || core.is_over()).then(|| self.wake(core.now()))
     }
 
     fn wake(&mut self, now: Instant) -> Arc<Notify> {
@@ -341,9 +326,10 @@ impl DriverState {
     }
 
     /// Whether to start a watchdog on this runtime.
-    pub fn watch(&mut self, id: runtime::Id, flavor: runtime::RuntimeFlavor) -> bool {
+    pub fn watch(&mut self, runtime: &Handle) -> bool {
+        let id = runtime.id();
         // A single-threaded runtime that runs the driver cannot watch it.
-        let serves_both = flavor == runtime::RuntimeFlavor::CurrentThread;
+        let serves_both = runtime.runtime_flavor() == RuntimeFlavor::CurrentThread;
         let is_here = self.runtime == Some(id);
         // Before its first step the driver itself has to find out whether the runtime has timers.
         let is_pointless = is_here && (serves_both || !self.has_run);

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, ConfigErrorKind},
-    fallbacks::{Availability, FallbackInForce, Fallbacks, Strict},
+    fallbacks::{Availability, FallbackInForce, Fallbacks},
     key::Key,
     ledger::{ReplicaId, TenantId},
-    limit::{Fallback, Limit, LimitId, LimitValue, MAX_LIMIT},
+    limit::{Limit, LimitId, LimitValue, MAX_LIMIT},
     operable::LimitLook,
     overrides::InForce,
     part::{Part, Parts},
@@ -186,9 +186,8 @@ impl Registry {
 
     pub fn id_of(&self, limit_name: &str) -> Option<LimitId> {
         let mut limits = self.in_force.iter();
-        limits
-            .position(|known| known.name() == limit_name)
-            .map(LimitId)
+        let position = limits.position(|known| known.name() == limit_name);
+        position.map(LimitId)
     }
 
     /// With its latest values, without overrides.
@@ -266,24 +265,6 @@ impl Registry {
         self.fallbacks.of((id, self.limit(id)), part, own, now)
     }
 
-    /// Whether the fallback of a key in this part refuses requests rather than exceed the key's limit.
-    pub fn strict(
-        &self,
-        id: LimitId,
-        part: Part,
-        own: Option<LimitValue>,
-        now: Instant,
-    ) -> Option<Strict> {
-        let of = self.limit(id);
-        let max = own.map_or(of.max(), |own| own.max);
-        let strict = self.fallback(id, part, own, now).strict(max);
-        // A replica that does not know how many there are admits nobody, but the others divide the limit.
-        match of.current_fallback() {
-            Fallback::Share => strict.and(Some(Strict::Divides)),
-            _ => strict,
-        }
-    }
-
     /// The lowest value that this process enforces by itself in any part: 0 if it refuses, and without a store.
     fn lowest_fallback(&self, id: LimitId, now: Instant) -> u32 {
         let value = |part| match self.fallback(id, part, None, now) {
@@ -301,18 +282,15 @@ impl Registry {
     /// Updates the mean hold time of a limit. Recent permits weigh more.
     pub fn note_hold(&mut self, id: LimitId, held: Duration, weight: u32) {
         let seconds = held.as_secs_f64();
-        let unit_seconds = seconds * f64::from(weight);
+        let latest = MeanHold {
+            seconds,
+            unit_seconds: seconds * f64::from(weight),
+        };
         let hold = &mut self.known[id.0].hold;
-        *hold = Some(match *hold {
-            None => MeanHold {
-                seconds,
-                unit_seconds,
-            },
-            Some(mean) => MeanHold {
-                seconds: mean.seconds * 0.9 + seconds * 0.1,
-                unit_seconds: mean.unit_seconds * 0.9 + unit_seconds * 0.1,
-            },
-        });
+        *hold = Some(hold.map_or(latest, |mean| MeanHold {
+            seconds: mean.seconds * 0.9 + latest.seconds * 0.1,
+            unit_seconds: mean.unit_seconds * 0.9 + latest.unit_seconds * 0.1,
+        }));
     }
 
     /// The recent mean hold of a limit's permits.
@@ -331,7 +309,7 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::overrides::SettingInForce;
+    use crate::{limit::Fallback, overrides::SettingInForce};
 
     struct Scene {
         registry: Registry,

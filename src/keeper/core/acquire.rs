@@ -11,13 +11,15 @@
 use std::{mem, time::Duration};
 
 use super::{
-    Core, ExchangeId, Legs, Next, Progress, SlotLeg, Stage, accounting::fee_of, queues::SMALL_ROOM,
+    Core, ExchangeId, Legs, Next, Progress, SlotLeg, Stage, accounting::fee_of, link::Asker,
+    queues::SMALL_ROOM,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
         context::{Decided, Decision},
         demand::{Demand, Leg, Notes, RequestId},
+        effects::Effect,
         queue::{Entry, Newcomer, Requester, Use},
     },
     leases::{Label, Lease},
@@ -32,11 +34,8 @@ impl Core {
     #[inline]
     pub(super) fn submit_legs(&mut self, demand: &Demand, label: &Label) -> RequestId {
         let id = self.requests.next_id();
-        // Needs exactly one slot.
-        let alone = match demand {
-            Demand::One(leg) => self.ctx.registry.limit(leg.limit).is_plain() && !leg.exempt,
-            Demand::All(_) => false,
-        };
+        let is_plain = |leg: &Leg| self.ctx.registry.limit(leg.limit).is_plain() && !leg.exempt;
+        let alone = matches!(demand, Demand::One(leg) if is_plain(leg));
         let (mut legs, mut notes, mut refusal) = (Legs::new(), None, None);
         match demand {
             Demand::One(leg) if alone => {
@@ -49,7 +48,11 @@ impl Core {
         if let Some(error) = refusal {
             self.refuse_request(id, error);
         }
-        self.follow_decisions();
+        // A value of its own may have decided on others, which a request for one slot does not wait for.
+        let is_decided = (self.ctx.decided.last()).is_some_and(|last| last.request == id);
+        if !alone || is_decided {
+            self.follow_decisions();
+        }
         self.advance(id);
         id
     }
@@ -160,15 +163,11 @@ impl Core {
             return;
         };
         // If a slot was lost, the next one to ask for may be in another part of the store.
-        if let stage @ (Stage::Listed | Stage::Unsent) = request.stage() {
-            let (was_unsent, alone) = (matches!(stage, Stage::Unsent), request.alone);
+        if let Stage::Listed | Stage::Unsent = request.stage() {
+            let alone = request.alone;
             self.requests.open(id);
             if !alone {
                 self.unlist(id);
-            }
-            if was_unsent {
-                let links = self.links.iter_mut();
-                links.for_each(|link| link.unsent.forget(id));
             }
         }
         match decided.decision {
@@ -213,36 +212,29 @@ impl Core {
 
     fn grant(&mut self, id: RequestId) {
         let waker = self.requests.grant(id);
-        self.ctx.effects.wake(waker);
+        self.ctx.effects.push(waker.map(Effect::Wake));
     }
 
-    /// Continues unsent requests from the current state of their legs.
-    pub(super) fn reopen_all(&mut self, requests: impl IntoIterator<Item = RequestId>) {
-        for id in requests {
-            let request = self.requests.get(id);
-            let part = request.map(|request| request.part(&self.queues, &self.ctx));
-            if part.is_some_and(|part| !self.ctx.asks_store(part)) {
-                self.requests.stop_asking(id);
-            }
-            if let Some(request) = self.requests.get(id)
-                && let Stage::Unsent | Stage::Sent(_) = request.stage()
-            {
-                self.requests.open(id);
-                self.ctx.note_changed(id);
-            }
+    /// Continues a request from the current state of its legs, if it is unsent, or no longer in flight.
+    pub(super) fn reopen(&mut self, id: RequestId) {
+        let Some(request) = self.requests.get(id) else {
+            return;
+        };
+        let is_claimed = matches!(request.stage(), Stage::Unsent | Stage::Sent(_));
+        if !self.ctx.asks_store(request.part(&self.queues, &self.ctx)) {
+            self.requests.stop_asking(id);
+        }
+        if is_claimed {
+            self.requests.open(id);
+            self.ctx.note_changed(id);
         }
     }
 
-    /// Continues the requests of an answered or failed exchange from the current state of their legs, except for those
-    /// that went on without the exchange.
-    pub(super) fn reopen_sent(
-        &mut self,
-        exchange: ExchangeId,
-        requests: impl IntoIterator<Item = RequestId>,
-    ) {
-        for id in requests {
+    /// Continues the requests of an answered or failed exchange, except for those that went on without the exchange.
+    pub(super) fn reopen_sent(&mut self, exchange: ExchangeId, claims: Vec<Asker>) {
+        for id in claims.into_iter().filter_map(Asker::request) {
             if self.requests.is_sent_in(id, exchange) {
-                self.reopen_all([id]);
+                self.reopen(id);
             }
         }
     }
@@ -278,9 +270,11 @@ impl Core {
         self.change(lease.queue, |queue, ctx| queue.ask_store(ctx, newcomer));
     }
 
-    /// Removes the slot that the request is asking for from its queue's outbox, if it was not sent: another slot, which
-    /// the request lost meanwhile, may have to be asked for first.
+    /// Takes back what the request is asking for, if it was not sent: another slot, which the request lost meanwhile, may
+    /// have to be asked for first.
     fn unlist(&mut self, id: RequestId) {
+        let links = self.links.iter_mut();
+        links.for_each(|link| link.unsent.forget(id));
         let Some(request) = self.requests.get(id) else {
             return;
         };

@@ -124,7 +124,7 @@ impl Core {
             );
         }
         self.queues.audit(&self.ctx)?;
-        for id in self.queues.ids() {
+        for id in self.queues.ids(None) {
             let batches = in_flight.get(&id).copied().unwrap_or(0);
             self.queues
                 .without_listing(id)

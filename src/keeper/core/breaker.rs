@@ -66,7 +66,6 @@ enum BreakerState {
     },
     Open {
         refused: bool,
-        since: Instant,
         /// The last exchange sent before.
         sent_before: u64,
         probe_at: Instant,
@@ -104,19 +103,18 @@ impl Work {
             matches!(standing, Standing::Held { .. } | Standing::Waiting { .. })
         };
         let is_charged = |charged: &Charged| matches!(charged, Charged::Until { .. });
-        let mut acquired = reply
-            .batches
-            .iter()
-            .flatten()
-            .flat_map(|batch| &batch.acquired);
+        let batches = reply.batches.iter().flatten();
+        let mut acquired = batches.flat_map(|batch| &batch.acquired);
         let mut claims = reply.claims.iter().flatten();
         let admits = |claim: &ClaimReply| {
             claim.standings.iter().any(is_in) || claim.charged.iter().any(is_charged)
         };
-        match acquired.any(is_in) || claims.any(admits) {
-            true => Self::Admitted,
-            false if reply.batches.is_empty() && reply.claims.is_empty() => Self::None,
-            false => Self::Some,
+        if acquired.any(is_in) || claims.any(admits) {
+            Self::Admitted
+        } else if reply.batches.is_empty() && reply.claims.is_empty() {
+            Self::None
+        } else {
+            Self::Some
         }
     }
 }
@@ -214,7 +212,6 @@ impl Breaker {
             }
             BreakerState::Open {
                 refused: was_refused,
-                since,
                 sent_before,
                 ..
             } => {
@@ -225,7 +222,7 @@ impl Breaker {
                 if number <= *sent_before {
                     return Transition::None;
                 }
-                let opened = (*sent_before, *since);
+                let sent_before = *sent_before;
                 let longest = if holds {
                     LONGEST_PROBE_OF_HOLDERS
                 } else {
@@ -235,7 +232,7 @@ impl Breaker {
                     // Now it is away as well, and other replicas decide without it.
                     return self.open(Cause::of(failure), longest, (last, now), rng);
                 }
-                self.back_off(refused, opened, longest, now, rng);
+                self.back_off(refused, sent_before, longest, now, rng);
                 Transition::StaysOpen
             }
         }
@@ -250,12 +247,10 @@ impl Breaker {
         rng: &mut fastrand::Rng,
     ) -> Transition {
         let longest = lease.map_or(LONGEST_PROBE, |lease| lease / PROBES_PER_LEASE);
-        match self.state {
-            BreakerState::Open { .. } => Transition::None,
-            BreakerState::Closed { .. } => {
-                self.open(Cause::Full, longest.min(LONGEST_PROBE), (last, now), rng)
-            }
+        if self.probe_at().is_some() {
+            return Transition::None;
         }
+        self.open(Cause::Full, longest.min(LONGEST_PROBE), (last, now), rng)
     }
 
     fn open(
@@ -266,7 +261,7 @@ impl Breaker {
         rng: &mut fastrand::Rng,
     ) -> Transition {
         let is_refusal = matches!(cause, Cause::Refusal);
-        self.back_off(is_refusal, (sent_before, now), longest, now, rng);
+        self.back_off(is_refusal, sent_before, longest, now, rng);
         if self.trouble.is_none() {
             let recurs = |at| now < at + RECURS_WITHIN;
             self.proof = if self.recovered.is_some_and(recurs) {
@@ -287,14 +282,13 @@ impl Breaker {
     fn back_off(
         &mut self,
         refused: bool,
-        (sent_before, since): (u64, Instant),
+        sent_before: u64,
         longest: Duration,
         now: Instant,
         rng: &mut fastrand::Rng,
     ) {
         self.state = BreakerState::Open {
             refused,
-            since,
             sent_before,
             probe_at: now + jittered(self.pause.min(longest), rng),
             on_trial: false,

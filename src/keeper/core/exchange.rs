@@ -2,12 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{
-    Core, ExchangeId, Outgoing,
-    breaker::Work,
-    draft::ToSend,
-    link::{Asker, PendingExchange},
-};
+use super::{Core, ExchangeId, Outgoing, breaker::Work, draft::ToSend, link::PendingExchange};
 use crate::{leases::StoreMoment, ledger::Reply, part::Part};
 
 impl Core {
@@ -115,6 +110,6 @@ impl Core {
             });
         }
         self.note_answer(id.part, work, outage.as_ref());
-        self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
+        self.reopen_sent(id, claims);
     }
 }

@@ -80,7 +80,7 @@ impl Core {
     #[cfg(feature = "config")]
     pub fn set_values(&mut self, limit_name: &str, values: &HashMap<Key, Option<LimitValue>>) {
         let id = self.ctx.registry.id_of(limit_name);
-        self.each_queue(|queue, ctx| {
+        self.each_queue(None, |queue, ctx| {
             if Some(queue.terms().limit_id) == id
                 && let Some(own_value) = values.get(&queue.terms().key)
             {
@@ -93,7 +93,7 @@ impl Core {
     /// Puts the limits as last updated into force, with the present overrides.
     fn follow_limits(&mut self) {
         self.ctx.registry.follow(self.ctx.now);
-        self.each_queue(|queue, ctx| {
+        self.each_queue(None, |queue, ctx| {
             let limit = ctx.registry.limit(queue.terms().limit_id).clone();
             let steered = ctx.registry.overrides().for_key(&limit, &queue.terms().key);
             queue.change_limit(ctx, limit, steered);
@@ -138,7 +138,7 @@ impl Core {
         let end = self.ctx.registry.fallbacks.next_end();
         if end.is_some_and(|end| end <= self.ctx.now) {
             self.ctx.registry.follow_budgets(self.ctx.now);
-            self.each_queue(|queue, ctx| queue.follow_fallback(ctx));
+            self.each_queue(None, |queue, ctx| queue.follow_fallback(ctx));
             self.refuse_sleepers();
             self.ctx.measure_limits();
         }

@@ -512,12 +512,12 @@ impl Core {
 
     /// Continues the first request whose sleep is over.
     pub(super) fn wake_sleeper(&mut self) -> bool {
-        let Some((id, limit)) = self.requests.end_sleep(self.ctx.now) else {
-            return false;
-        };
-        self.ctx.measure(limit, Measure::Waiting(-1.0));
-        self.ctx.note_changed(id);
-        true
+        let overslept = self.requests.overslept(self.ctx.now);
+        if let Some(id) = overslept {
+            self.end_sleep(id);
+            self.ctx.note_changed(id);
+        }
+        overslept.is_some()
     }
 }
 

@@ -50,7 +50,7 @@ impl Core {
         at: StoreMoment,
     ) {
         if self.ctx.returns.end(part, at.sent) {
-            self.each_queue_of(part, |queue, _| queue.go_on());
+            self.each_queue(Some(part), |queue, _| queue.go_on());
         }
         if is_lost {
             let lost = Effect::MeasureStore(StoreState::Lost);
@@ -70,7 +70,7 @@ impl Core {
         }
         if introduces && self.links[part].is_up() {
             let why = Doubt::OfStore;
-            self.each_queue_of(part, |queue, ctx| queue.introduce(ctx, why));
+            self.each_queue(Some(part), |queue, ctx| queue.introduce(ctx, why));
         }
     }
 
@@ -84,7 +84,7 @@ impl Core {
                 link.connection.want();
             }
             if self.ctx.returns.end_after_outage(part, self.ctx.now) {
-                self.each_queue_of(part, |queue, _| queue.go_on());
+                self.each_queue(Some(part), |queue, _| queue.go_on());
             }
         }
         while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {

@@ -241,15 +241,14 @@ impl Core {
 
     /// Whether a request awaits an answer, or a shutdown is waiting to end.
     pub fn has_requests(&self) -> bool {
+        let asks = |link: &Link| {
+            let mut ready = self.queues.ready(link.part);
+            !link.in_flight.is_empty() || ready.any(|queue| queue.outbox.has_inquiries())
+        };
         !self.requests.is_empty()
-            || self.links.iter().any(|link| !link.in_flight.is_empty())
             || self.ctx.ending.alarm().is_some()
             || !self.ctx.confirmations.is_empty()
-            || self.links.iter().any(|link| {
-                self.queues
-                    .ready(link.part)
-                    .any(|queue| queue.outbox.has_inquiries())
-            })
+            || self.links.iter().any(asks)
     }
 
     /// Whether no permit, request, release or refund is left or can still come.
@@ -273,18 +272,10 @@ impl Core {
         self.queues.change(&mut self.ctx, id, change)
     }
 
-    fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
-        for id in self.queues.ids() {
+    /// Changes all queues, or those with ledgers in this part.
+    fn each_queue(&mut self, of: Option<Part>, mut change: impl FnMut(&mut Queue, &mut Context)) {
+        for id in self.queues.ids(of) {
             // The queue may have been dropped on behalf of another.
-            if self.queues.has(id) {
-                self.change(id, &mut change);
-            }
-        }
-    }
-
-    /// Changes all queues with ledgers in this part.
-    fn each_queue_of(&mut self, part: Part, mut change: impl FnMut(&mut Queue, &mut Context)) {
-        for id in self.queues.ids_of(part) {
             if self.queues.has(id) {
                 self.change(id, &mut change);
             }

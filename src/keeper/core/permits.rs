@@ -115,7 +115,9 @@ impl Core {
             return None;
         };
         let mut request = self.requests.remove(id)?;
-        self.ctx.effects.drop_waker(request.take_waker());
+        self.ctx
+            .effects
+            .push(request.take_waker().map(Effect::Drop));
         for fee in request.fees() {
             let limit = fee.limit_id();
             self.ctx.measure(limit, Measure::Admitted(waited));
@@ -158,7 +160,7 @@ impl Core {
             Some(request) if answer.is_none() => request.watch(waker),
             _ => Some(waker),
         };
-        self.ctx.effects.drop_waker(unused);
+        self.ctx.effects.push(unused.map(Effect::Drop));
         answer
     }
 
@@ -172,7 +174,7 @@ impl Core {
         self.let_go(id);
         let request = self.requests.remove(id);
         let waker = request.and_then(|mut request| request.take_waker());
-        self.ctx.effects.drop_waker(waker);
+        self.ctx.effects.push(waker.map(Effect::Drop));
         self.follow_decisions();
     }
 
@@ -305,7 +307,7 @@ impl Core {
         Status {
             // A slot lost while idle is noticed later.
             held: self.ctx.counts.held.saturating_sub(idle),
-            waiting: self.ctx.counts.waiting + self.requests.count_sleepers(),
+            waiting: self.ctx.counts.waiting + self.requests.sleepers().len(),
             store_up: self.links.iter().all(|link| link.breaker.is_well()),
         }
     }
@@ -458,7 +460,7 @@ impl Core {
     /// Refuses newcomers from now on. Waiting requests and permits have this much time: the latest call counts.
     pub fn close(&mut self, grace_ends_at: Instant) {
         self.ctx.ending.begin(grace_ends_at);
-        self.each_queue(|queue, ctx| queue.empty_pool(ctx));
+        self.each_queue(None, |queue, ctx| queue.empty_pool(ctx));
         self.follow_decisions();
     }
 
@@ -508,7 +510,7 @@ impl Core {
         self.accounting.accounts.report_all();
         let held = self.held_by_permits();
         self.ctx.ending.lose(held);
-        self.each_queue(|queue, ctx| queue.lose_all(ctx));
+        self.each_queue(None, |queue, ctx| queue.lose_all(ctx));
         self.ctx.end_lost_leases();
         self.follow_decisions();
         self.ctx.log_reports();
@@ -519,7 +521,7 @@ impl Core {
         self.ctx.ending.orphan();
         self.queues.stop_caching(&mut self.ctx);
         self.ctx.measure_limits();
-        self.each_queue(|queue, ctx| queue.empty_pool(ctx));
+        self.each_queue(None, |queue, ctx| queue.empty_pool(ctx));
         self.follow_decisions();
         self.ctx.log_reports();
     }

@@ -127,8 +127,8 @@ impl Queues {
             queue.change_limit(ctx, queue.terms().limit().clone(), steered);
         }
         queue.start(ctx);
-        self.by_key[queue.terms().limit_id.0].insert(queue.terms().key.clone(), id);
-        if !queue.terms().ledger.is_empty() {
+        self.by_key[limit.0].insert(key.clone(), id);
+        if ctx.shared {
             self.by_ledger.insert(queue.terms().ledger.clone(), id);
         }
         self.members.insert(Box::new(ListedQueue {
@@ -221,11 +221,10 @@ impl Queues {
     fn drop_queue(&mut self, ctx: &mut Context, id: QueueId) {
         self.members[id.index()].queue.empty_pool(ctx);
         let queue = self.members.remove(id.index()).queue;
-        self.by_key[queue.terms().limit_id.0].remove(&queue.terms().key);
-        if !queue.terms().ledger.is_empty() {
-            self.by_ledger.remove(&queue.terms().ledger);
-            leave_room(&mut self.by_ledger);
-        }
+        let terms = queue.terms();
+        self.by_key[terms.limit_id.0].remove(&terms.key);
+        self.by_ledger.remove(&terms.ledger);
+        leave_room(&mut self.by_ledger);
     }
 
     /// From now on idle queues are dropped at once.
@@ -263,13 +262,11 @@ impl Queues {
         self.members.iter().map(|(_, member)| &member.queue)
     }
 
-    pub fn ids(&self) -> Vec<QueueId> {
-        self.iter().map(|queue| queue.terms().id).collect()
-    }
-
-    pub fn ids_of(&self, part: Part) -> Vec<QueueId> {
-        let those = self.iter().filter(|queue| queue.terms().part == part);
-        those.map(|queue| queue.terms().id).collect()
+    /// All, or those with ledgers in this part.
+    pub fn ids(&self, of: Option<Part>) -> Vec<QueueId> {
+        let terms = self.iter().map(Queue::terms);
+        let terms = terms.filter(|terms| of.is_none_or(|part| terms.part == part));
+        terms.map(|terms| terms.id).collect()
     }
 
     /// All ids are below this bound.
@@ -345,8 +342,8 @@ impl Queues {
 
     /// A queue with a timer that is due.
     pub fn overdue(&self, now: Instant) -> Option<QueueId> {
-        let (at, id) = self.due.first()?;
-        (*at <= now).then_some(*id)
+        let (_, id) = self.due.first().filter(|(at, _)| *at <= now)?;
+        Some(*id)
     }
 }
 

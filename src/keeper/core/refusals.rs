@@ -7,7 +7,12 @@ use tokio::time::Instant;
 use super::{Complaints, Core, Request, SlotLeg, accounting::Level};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
-    keeper::{context::Context, demand::RequestId, effects::LogEvent, queue::Use},
+    keeper::{
+        context::Context,
+        demand::RequestId,
+        effects::{Effect, LogEvent},
+        queue::Use,
+    },
     ledger::Seq,
     limit::{Limit, LimitId},
     status::Quota,
@@ -73,7 +78,7 @@ impl Core {
         }
         self.let_go(id);
         let waker = self.requests.refuse(id, error);
-        self.ctx.effects.wake(waker);
+        self.ctx.effects.push(waker.map(Effect::Wake));
     }
 
     /// Releases the slots of a request, and removes it from all lists.

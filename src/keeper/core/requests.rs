@@ -394,23 +394,18 @@ impl Requests {
         Some((id, asking.since))
     }
 
-    /// Wakes the first request whose sleep is over. Returns the limit that held it back.
-    pub fn end_sleep(&mut self, now: Instant) -> Option<(RequestId, LimitId)> {
+    /// The first request whose sleep is over.
+    pub fn overslept(&self, now: Instant) -> Option<RequestId> {
         let (&(at, id), _) = self.sleepers.first_key_value()?;
-        if at > now {
-            return None;
-        }
-        Some((id, self.wake(id)?))
+        (at <= now).then_some(id)
     }
 
     /// Requests held back by rates, in the order in which they will continue.
-    pub fn sleepers(&self) -> impl DoubleEndedIterator<Item = (RequestId, LimitId)> {
+    pub fn sleepers(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = (RequestId, LimitId)> + ExactSizeIterator {
         let sleepers = self.sleepers.iter();
         sleepers.map(|((_, id), limit)| (*id, *limit))
-    }
-
-    pub fn count_sleepers(&self) -> usize {
-        self.sleepers.len()
     }
 }
 
@@ -619,12 +614,13 @@ mod tests {
         }
         let sleepers: Vec<_> = scene.requests.sleepers().map(|(id, _)| id).collect();
         assert_eq!(sleepers, [ids[1], ids[2], ids[0]]);
-        assert_eq!(scene.requests.end_sleep(scene.after(9)), None);
+        assert_eq!(scene.requests.overslept(scene.after(9)), None);
         let now = scene.after(30);
-        assert_eq!(scene.requests.end_sleep(now), Some((ids[1], LIMIT)));
+        assert_eq!(scene.requests.overslept(now), Some(ids[1]));
+        assert_eq!(scene.requests.wake(ids[1]), Some(LIMIT));
         assert_eq!(scene.requests.wake(ids[2]), Some(LIMIT), "its rate is gone");
         assert_eq!(scene.requests.wake(ids[2]), None);
-        assert_eq!(scene.requests.count_sleepers(), 1);
+        assert_eq!(scene.requests.sleepers().len(), 1);
     }
 
     #[test]

@@ -83,12 +83,13 @@ impl Core {
         self.fail_exchanges();
         // A request served from the pool would not restart the driver, so the pool is emptied.
         if self.ctx.shared {
-            self.each_queue(|queue, ctx| queue.empty_pool(ctx));
+            self.each_queue(None, |queue, ctx| queue.empty_pool(ctx));
         }
-        self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
+        self.each_queue(None, |queue, ctx| queue.on_abandoned(ctx));
         self.ctx.end_confirmations(None);
         for request in self.requests.each() {
-            self.ctx.effects.wake(request.take_waker());
+            let waker = request.take_waker();
+            self.ctx.effects.push(waker.map(Effect::Wake));
         }
         self.follow_decisions();
     }
@@ -152,7 +153,7 @@ impl Core {
                 (self.accounting).on_report(id, outcome, &mut self.ctx, &mut self.links);
             }
         }
-        self.reopen_sent(id, claims.into_iter().filter_map(Asker::request));
+        self.reopen_sent(id, claims);
     }
 }
 
@@ -179,7 +180,7 @@ impl Core {
     /// since another replica may have recalled them. News of a loss of data may have been missed too.
     fn on_missed(&mut self, part: Part) {
         self.links[part].forget_query();
-        self.each_queue_of(part, |queue, ctx| {
+        self.each_queue(Some(part), |queue, ctx| {
             queue.on_recall(ctx, ctx.now);
             queue.call_roll(ctx, true);
         });
@@ -223,7 +224,7 @@ impl Core {
         match self.follow_breaker(id.part, failed, (Cause::of(failure), why)) {
             Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
             Transition::StaysOpen => {
-                self.each_queue_of(id.part, |queue, ctx| queue.releases.forget(ctx.now));
+                self.each_queue(Some(id.part), |queue, ctx| queue.releases.forget(ctx.now));
                 // Its address may be wrong.
                 if self.reach.reminds(self.ctx.now) {
                     let error = why.to_owned();
@@ -281,9 +282,7 @@ impl Core {
             Transition::Opened { is_news: true } => Some(StoreState::Down { was_up, refused }),
             _ => (is_up && !was_up).then_some(StoreState::Up),
         };
-        if let Some(state) = state {
-            self.ctx.effects.push(Effect::MeasureStore(state));
-        }
+        self.ctx.effects.push(state.map(Effect::MeasureStore));
         match change {
             Transition::Opened { .. } => {
                 self.leave_store(part);
@@ -298,7 +297,7 @@ impl Core {
                 if !self.links[part].breaker.is_full() {
                     self.ctx.returns.begin_after_outage(part, self.ctx.now);
                 }
-                self.each_queue_of(part, |queue, ctx| queue.rejoin_store(ctx));
+                self.each_queue(Some(part), |queue, ctx| queue.rejoin_store(ctx));
                 self.ctx.measure_limits();
                 if is_news {
                     self.ctx.log_recovery(part);
@@ -327,9 +326,12 @@ impl Core {
             .for_each(|request| request.ticket = None);
         let availability = self.ctx.availability(part);
         (self.accounting).report_all_here(part, &mut self.ctx, &mut self.links);
-        self.each_queue_of(part, |queue, ctx| queue.leave_store(ctx, availability));
-        let unsent = self.links[part].unsent.take_all();
-        self.reopen_all(unsent);
+        self.each_queue(Some(part), |queue, ctx| {
+            queue.leave_store(ctx, availability)
+        });
+        for id in self.links[part].unsent.take_all() {
+            self.reopen(id);
+        }
     }
 
     /// A new connection, perhaps to a server with another clock, or without our data. Wake-ups may be lost.
@@ -341,7 +343,7 @@ impl Core {
         link.window.on_connected();
         if link.is_up() {
             let why = Doubt::OfStore;
-            self.each_queue_of(part, |queue, ctx| queue.introduce(ctx, why));
+            self.each_queue(Some(part), |queue, ctx| queue.introduce(ctx, why));
         }
     }
 
