@@ -191,13 +191,11 @@ impl Keeper {
             Err(refused) if refused.failure == Failure::Refused => {
                 Err(ConnectError::Store(refused.error))
             }
-            Err(unanswered) => {
-                let error = unanswered.error;
-                let message = error.message.clone();
+            Err(mut unanswered) => {
                 // Not retried: no request waits for this hello, nor should the first request have to.
-                let failure = Failure::TimedOut;
-                core.on_failure(id, &ExchangeError { failure, error });
-                Ok(Some(message))
+                unanswered.failure = Failure::TimedOut;
+                core.on_failure(id, &unanswered);
+                Ok(Some(unanswered.error.message))
             }
         })?;
         if self.peek(Core::status).store_up {

@@ -137,15 +137,8 @@ impl Effect {
     fn rank(&self) -> u8 {
         match self {
             Self::Record(_) => 0,
-            Self::Wake(_)
-            | Self::Drop(_)
-            | Self::Tell(_)
-            | Self::Answer(..)
-            | Self::Dismiss(_)
-            | Self::DataLost
-            | Self::Confirm(_)
-            | Self::GiveUpOn(_) => 1,
             Self::Measure(..) | Self::MeasureStore(_) | Self::Log(_) => 2,
+            _ => 1,
         }
     }
 

@@ -15,19 +15,15 @@ use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Account, Bounds, Fee, Leases, Pool, QueueId, Tenure},
-    ledger::{MemberId, ReplicaId},
+    ledger::{MemberId, ReplicaId, TenantId},
     limit::{Limit, LimitId, LimitValue, Mode},
-    overrides::InForce,
+    operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
+    overrides::{InForce, LocalRecord},
     permit_id::PermitId,
     status::{Quota, QuotaReader, ShutdownReport, Status, Usage},
     store::StoreError,
     sync::{Confirmation, Inquiry},
     telemetry::{Cost, LimitMeter, UnknownRates},
-};
-use crate::{
-    ledger::TenantId,
-    operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
-    overrides::LocalRecord,
 };
 
 /// A keeper, as limiters, semaphores and permits see it. The limiter and its permits are gone once this is dropped.

@@ -61,13 +61,10 @@ impl PermitRequest {
     }
 
     pub fn in_line(&self) -> Option<InLine> {
-        match &self.stage {
-            RequestStage::Submitted(id) => {
-                let keeper = &self.handle.keeper;
-                keeper.with(|core| core.in_line(*id))
-            }
-            _ => None,
-        }
+        let RequestStage::Submitted(id) = self.stage else {
+            return None;
+        };
+        self.handle.keeper.peek(|core| core.in_line(id))
     }
 
     /// Polls for the permit.

@@ -64,13 +64,15 @@ impl Shutdown {
     pub fn report(self, core: &Core) -> ShutdownReport {
         let unconfirmed: HashSet<Seq> = core.unconfirmed().collect();
         let ending = &core.context().ending;
-        let (lost, others): (Vec<Seq>, Vec<Seq>) =
-            { self.held.into_iter() }.partition(|name| ending.has_lost(*name));
-        let released = others.iter().filter(|name| !unconfirmed.contains(name));
+        let (mut lost, mut released) = (0, 0);
+        for name in self.held {
+            lost += usize::from(ending.has_lost(name));
+            released += usize::from(!ending.has_lost(name) && !unconfirmed.contains(&name));
+        }
         ShutdownReport {
             refused: self.refused,
-            released: released.count(),
-            lost: lost.len(),
+            released,
+            lost,
             unconfirmed: unconfirmed.len(),
         }
     }

@@ -391,3 +391,158 @@ fn note_debt(fee: &Fee, paid: Paid, sum: u32, ctx: &mut Context, links: &[Link])
         ctx.note_cost(fee.limit_id(), Cost::Debt, debt);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        keeper::tests::{leg, settings},
+        limit::{Fallback, Limit},
+        telemetry::LimitMeter,
+    };
+    use std::sync::Arc;
+
+    /// Five at once, and one more every 100 ms.
+    const RATE: Limit = Limit::rate("rate", 10, Duration::from_secs(1)).burst(5);
+
+    struct Scene {
+        accounting: Accounting,
+        ctx: Context,
+        links: [Link; 1],
+    }
+
+    impl Scene {
+        fn new(limit: &Limit) -> Self {
+            let (settings, now) = (settings(0), Instant::now());
+            let links = [Link::new(Part::default(), &settings, now)];
+            let accounting = Accounting::new(settings.parts);
+            let mut ctx = Context::new(settings, true, now);
+            let meter = Arc::new(LimitMeter::new("test", limit.name()));
+            ctx.registry.add(limit, meter, now);
+            Self {
+                accounting,
+                ctx,
+                links,
+            }
+        }
+
+        /// The fee of a request, charged in this process.
+        fn charge(&mut self, cost: u32) -> Fee {
+            let leg = Leg {
+                cost,
+                ..leg(0, Duration::ZERO)
+            };
+            let mut fee = fee_of(&self.ctx, 1, &leg, false).expect("a rate");
+            let rate = fee.charge.rate;
+            fee.paid = self.accounting.charge_here(&fee, rate, cost, &self.ctx);
+            fee
+        }
+
+        fn refund(&mut self, fee: &Fee) {
+            self.accounting.refund(fee, &self.ctx, &mut self.links);
+        }
+
+        fn level(&self, fee: &Fee) -> Level {
+            Level::of(fee, &self.ctx, &self.links).expect("charged")
+        }
+    }
+
+    #[test]
+    fn a_level_tells_what_is_left_and_what_a_refund_would_leave() {
+        let mut scene = Scene::new(&RATE);
+        for (cost, left, without, reset_ms) in [(3, 2, 5, 100), (1, 1, 2, 100), (4, 0, 1, 400)] {
+            let fee = scene.charge(cost);
+            let level = scene.level(&fee);
+            let (now, before) = (level.quota(&fee), level.quota_without(&fee));
+            assert_eq!((now.remaining, before.remaining), (left, without));
+            assert_eq!(now.reset, Some(Duration::from_millis(reset_ms)));
+            assert_eq!(now.max, 10);
+        }
+        let fee = scene.charge(1);
+        scene.ctx.now += Duration::from_millis(700);
+        assert_eq!(scene.level(&fee).quota(&fee).remaining, 3);
+        let unpaid = Fee {
+            paid: Paid::Free,
+            ..fee
+        };
+        assert!(Level::of(&unpaid, &scene.ctx, &scene.links).is_none());
+    }
+
+    #[test]
+    fn a_charge_is_refunded_where_it_was_made() {
+        let mut scene = Scene::new(&RATE);
+        let fee = scene.charge(3);
+        scene.refund(&fee);
+        let again = scene.charge(5);
+        assert_eq!(
+            scene.level(&again).quota(&again).reset,
+            Some(Duration::from_millis(100))
+        );
+        let Paid::Here(tat) = fee.paid else {
+            panic!("charged elsewhere");
+        };
+        let paid = Paid::InStore(tat);
+        let in_store = Fee { paid, ..fee };
+        scene.refund(&in_store);
+        let costs = scene.links[0].refunds.iter().map(|refund| refund.cost);
+        assert_eq!(costs.collect::<Vec<_>>(), [3]);
+        let (part, now) = (Part::default(), scene.ctx.now);
+        let registry = &mut scene.ctx.registry;
+        registry.set_availability(part, Availability::Down, now);
+        scene.refund(&in_store);
+        assert_eq!(scene.links[0].refunds.len(), 1, "it cannot refund now");
+    }
+
+    #[test]
+    fn the_fallback_sets_the_rate_of_this_process() {
+        use Availability::{Down, Refused, Up};
+        for (fallback, availability, every_us) in [
+            (Fallback::Reject, Up, Ok(Some(100_000))),
+            (Fallback::Reject, Down, Err(AcquireErrorKind::Unavailable)),
+            (Fallback::Allow, Down, Ok(None)),
+            (Fallback::Local(2), Down, Ok(Some(500_000))),
+            (
+                Fallback::Allow,
+                Refused,
+                Err(AcquireErrorKind::Misconfigured),
+            ),
+        ] {
+            let mut scene = Scene::new(&RATE.fallback(fallback));
+            let fee = scene.charge(1);
+            let (part, now) = (Part::default(), scene.ctx.now);
+            let registry = &mut scene.ctx.registry;
+            registry.set_availability(part, availability, now);
+            let rate = rate_here(&scene.ctx, &fee, (10, fee.charge.rate), availability);
+            let one_every = rate.map(|rate| rate.map(|rate| rate.time_of(1)));
+            assert_eq!(one_every, every_us, "{availability:?}");
+        }
+    }
+
+    #[test]
+    fn rates_of_idle_keys_are_purged() {
+        let mut scene = Scene::new(&RATE);
+        let rate = scene.charge(1).charge.rate;
+        let (_, state) = rate.charge(None, 0, 1, WAIT_FOREVER_US);
+        let now_us = state.us + 1;
+        let (_, busy) = rate.charge(None, now_us, 1, WAIT_FOREVER_US);
+        let set = |scene: &mut Scene, key: usize, state| {
+            let key = (LimitId(0), Key::from(key as u64));
+            scene.accounting.set_rate(key, state, now_us);
+        };
+        set(&mut scene, 0, busy);
+        (1..PURGE_FROM - 2).for_each(|key| set(&mut scene, key, state));
+        assert_eq!(scene.accounting.rates.len(), PURGE_FROM - 1);
+        set(&mut scene, PURGE_FROM, state);
+        assert_eq!(scene.accounting.rates.len(), 1, "of the busy one");
+    }
+
+    #[test]
+    fn a_refusal_tells_when_to_come_back() {
+        let mut scene = Scene::new(&RATE);
+        let fee = scene.charge(2);
+        let error = too_soon(&fee, 150_000);
+        assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
+        assert_eq!(error.retry_after(), Some(Duration::from_millis(150)));
+        assert_eq!(error.details.quotas[0].remaining, 0);
+    }
+}

@@ -483,3 +483,208 @@ impl Draft<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        keeper::{
+            context::Settings,
+            queue::{Newcomer, Requester},
+            tests::settings,
+        },
+        key::Key,
+        leases::StoreMoment,
+        ledger::{Charged, Rate, WAIT_FOREVER_US},
+        limit::{Limit, LimitId},
+        part::Parts,
+        telemetry::LimitMeter,
+    };
+
+    /// The parts of a draft, without a core: a limit, and a link with a connection.
+    struct Scene {
+        ctx: Context,
+        queues: Queues,
+        requests: Requests,
+        accounting: Accounting,
+        link: Link,
+        exchanges: u64,
+    }
+
+    impl Scene {
+        fn new(parts: Parts) -> Self {
+            let (now, settings) = (
+                Instant::now(),
+                Settings {
+                    parts,
+                    ..settings(0)
+                },
+            );
+            let mut link = Link::new(Part::default(), &settings, now);
+            let moment = StoreMoment {
+                store_us: 1,
+                sent: now,
+            };
+            link.connection.answered(1, moment, true);
+            // Nothing else is asked before.
+            link.query(&settings, now);
+            let mut queues = Queues::new(parts, false);
+            queues.add_limit();
+            let mut ctx = Context::new(settings, true, now);
+            let meter = Arc::new(LimitMeter::new("test", "a"));
+            let limit = Limit::concurrent("a", 100_000);
+            ctx.registry.add(&limit, meter, now);
+            Self {
+                ctx,
+                queues,
+                requests: Requests::default(),
+                accounting: Accounting::new(parts),
+                link,
+                exchanges: 1,
+            }
+        }
+
+        fn draft(&mut self) -> Draft<'_> {
+            let number = self.exchanges + 1;
+            Draft {
+                ctx: &mut self.ctx,
+                queues: &mut self.queues,
+                requests: &mut self.requests,
+                accounting: &mut self.accounting,
+                link: &mut self.link,
+                exchanges: &mut self.exchanges,
+                id: ExchangeId {
+                    number,
+                    part: Part::default(),
+                },
+                batches: Batches {
+                    drafted: Vec::new(),
+                    pending: Vec::new(),
+                    room: MAX_UNITS,
+                },
+                claims: BTreeMap::new(),
+                refunds: Vec::new(),
+            }
+        }
+
+        fn all(&self) -> ToSend<'_> {
+            ToSend {
+                ctx: &self.ctx,
+                queues: &self.queues,
+                accounting: &self.accounting,
+            }
+        }
+
+        fn queue(&mut self, key: u32) -> QueueId {
+            let key = Key::from(key);
+            self.queues.find_or_make(&mut self.ctx, LimitId(0), &key)
+        }
+
+        /// A request for a slot of this weight.
+        fn ask(&mut self, key: u32, weight: u32) {
+            let (queue, id) = (self.queue(key), self.requests.next_id());
+            let requester = Requester {
+                id,
+                alone: true,
+                shadow: false,
+            };
+            let enter = |queue: &mut Queue, ctx: &mut Context| {
+                let lease = queue.enter(ctx, Duration::ZERO, weight, requester, None);
+                let newcomer = Newcomer {
+                    seq: lease.seq(),
+                    since: ctx.now,
+                    number: id.number,
+                };
+                queue.ask_store(ctx, newcomer);
+            };
+            self.queues.change(&mut self.ctx, queue, enter);
+        }
+
+        /// A batch is wanted, an empty one.
+        fn want(&mut self, key: u32) {
+            let queue = self.queue(key);
+            let want = |queue: &mut Queue, _: &mut Context| queue.outbox.want(true);
+            self.queues.change(&mut self.ctx, queue, want);
+        }
+
+        fn refund(&mut self, key: &str) {
+            let rate = Rate::new(1, Duration::from_secs(1), 1);
+            let (charged, _) = rate.charge(None, 0, 1, WAIT_FOREVER_US);
+            let Charged::Until { tat: charged, .. } = charged else {
+                panic!("it is free");
+            };
+            self.link.refunds.push(Refund {
+                key: key.into(),
+                cost: 1,
+                charged,
+            });
+        }
+
+        /// The ledgers with newcomers, the other ledgers, and the names to acquire of the next exchange.
+        fn sent(&mut self) -> (usize, usize, usize) {
+            let sent = self.draft().fill_and_send().expect("something to send");
+            let names = sent.exchange.batches.iter().map(|one| one.acquire.len());
+            let with = names.clone().filter(|count| *count > 0).count();
+            (with, names.len() - with, names.sum())
+        }
+    }
+
+    #[test]
+    fn each_kind_of_work_has_a_share_and_may_use_what_the_other_leaves() {
+        for (newcomers, others, sent) in [
+            (100, 100, (48, 16, 48)),
+            (100, 4, (60, 4, 60)),
+            (4, 100, (4, 60, 4)),
+            (3, 2, (3, 2, 3)),
+        ] {
+            let mut scene = Scene::new(Parts::WHOLE);
+            (0..newcomers).for_each(|key| scene.ask(key, 1));
+            (0..others).for_each(|key| scene.want(1_000 + key));
+            assert_eq!(scene.sent(), sent, "{newcomers} and {others}");
+        }
+    }
+
+    /// The last permit is sent whole. Without other work newcomers get the rest of the room too.
+    #[test]
+    fn an_exchange_is_full_by_units() {
+        for (weight, names) in [(1, 1_000), (40, 19 + 7), (64, 12 + 4)] {
+            let mut scene = Scene::new(Parts::WHOLE);
+            (0..1_200).for_each(|_| scene.ask(0, weight));
+            assert_eq!(scene.sent(), (1, 0, names), "of weight {weight}");
+        }
+    }
+
+    #[test]
+    fn in_a_cluster_kinds_of_work_take_turns_one_key_each() {
+        let mut scene = Scene::new(Parts::cluster_of(1));
+        for key in 0..2 {
+            scene.ask(key, 1);
+            scene.want(10 + key);
+            scene.refund(&format!("rate {key}"));
+        }
+        let sent = [(); 6].map(|()| {
+            let sent = scene.draft().fill_and_send().expect("something to send");
+            let names = sent.exchange.batches.iter().map(|one| one.acquire.len());
+            (names.collect::<Vec<_>>(), sent.exchange.refunds.len())
+        });
+        let (newcomer, refund, other) = ((vec![1], 0), (vec![], 1), (vec![0], 0));
+        let turns = [newcomer, refund, other];
+        assert_eq!(sent, [turns.clone(), turns].concat()[..]);
+    }
+
+    #[test]
+    fn a_link_sends_work_and_connects_once() {
+        let mut scene = Scene::new(Parts::WHOLE);
+        assert!(!scene.link.may_send(scene.all()), "no work");
+        scene.link.connection.want();
+        assert!(scene.link.may_send(scene.all()), "a hello");
+        assert!(scene.draft().fill_and_send().is_none());
+        assert!(!scene.link.may_send(scene.all()), "there was no work");
+        scene.ask(0, 1);
+        assert!(scene.link.may_send(scene.all()));
+        scene.link.connection.left(scene.exchanges);
+        let hello = scene.draft().fill_and_send().expect("it connects first");
+        assert!(hello.exchange.is_hello());
+        assert!(!scene.link.may_send(scene.all()), "it is connecting");
+    }
+}

@@ -10,13 +10,11 @@ use crate::{
     keeper::demand::Leg,
     key::Key,
     leases::{Leases, QueueId},
+    ledger::TenantId,
     limit::{Limit, LimitId, LimitValue, Mode},
+    operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor},
     overrides::InForce,
     telemetry::LimitMeter,
-};
-use crate::{
-    ledger::TenantId,
-    operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor},
 };
 
 impl Core {

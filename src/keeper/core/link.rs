@@ -407,6 +407,55 @@ mod tests {
         Duration::from_millis(ms)
     }
 
+    /// A late answer, and one to a query a lease after the last, show no loss.
+    #[test]
+    fn data_are_lost_if_a_known_generation_is_replaced() {
+        let (settings, start) = (crate::keeper::tests::settings(0), Instant::now());
+        let mut link = Link::new(Part::default(), &settings, start);
+        for (at_s, id, is_lost) in [
+            (0, Some(1), false),
+            (1, Some(1), false),
+            (2, None, false),
+            (3, Some(2), true),
+            (2, Some(1), false),
+            (4, Some(2), false),
+            (4 + 30, Some(3), false),
+            (35, Some(4), true),
+        ] {
+            let sent = start + Duration::from_secs(at_s);
+            let at = StoreMoment { store_us: 1, sent };
+            let answer = id.map(|id| Generation { id, found_ms: 0 });
+            let compared = link.compare_generation(at, answer, &settings);
+            assert_eq!(compared, is_lost, "{id:?} after {at_s} s");
+        }
+    }
+
+    #[test]
+    fn the_generation_is_asked_for_at_times_and_soon_after_a_suspicion() {
+        let (settings, start) = (crate::keeper::tests::settings(0), Instant::now());
+        let mut link = Link::new(Part::default(), &settings, start);
+        let suspected = Some(start + ms(1));
+        assert!(
+            link.should_query(None, &settings, start, || false),
+            "never asked"
+        );
+        link.query(&settings, start);
+        for (after_ms, suspected, has_newcomers, asks) in [
+            (99, None, true, false),
+            (100, None, true, true),
+            (4_999, None, false, false),
+            (5_000, None, false, true),
+            (4_999, suspected, false, true),
+            (2, suspected, false, false),
+        ] {
+            let now = start + ms(after_ms);
+            let should = link.should_query(suspected, &settings, now, || has_newcomers);
+            assert_eq!(should, asks, "after {after_ms} ms");
+        }
+        link.forget_query();
+        assert!(link.should_query(None, &settings, start, || false));
+    }
+
     #[test]
     fn a_near_store_has_two_in_flight() {
         let mut scene = Scene::new();

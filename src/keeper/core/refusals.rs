@@ -123,10 +123,9 @@ impl Core {
     pub(super) fn pause_requests(&mut self, limit: LimitId, until: Instant) {
         let of_limit = |leg: &SlotLeg| self.queues[leg.lease.queue].terms().limit_id == limit;
         let ids = self.requests.those(|request| {
-            let mut fees = request.fees().iter();
-            let concerned =
-                request.legs.iter().any(of_limit) || fees.any(|fee| fee.limit_id() == limit);
-            concerned && !request.is_refused()
+            let (mut legs, mut fees) = (request.legs.iter(), request.fees().iter());
+            let is_under = legs.any(of_limit) || fees.any(|fee| fee.limit_id() == limit);
+            is_under && !request.is_refused()
         });
         for id in ids.iter().rev() {
             let mut error = self.ctx.registry.paused_error(limit, until, self.ctx.now);
@@ -164,5 +163,38 @@ impl Core {
             })
         });
         slots.chain(rates)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{keeper::tests::settings, store::StoreErrorKind, telemetry::LimitMeter};
+
+    #[test]
+    fn each_limit_complains_once_until_it_has_been_quiet_for_a_while() {
+        let (mut complaints, now) = (Complaints::default(), Instant::now());
+        let mut ctx = Context::new(settings(0), true, now);
+        let limits = ["a", "b"].map(|name| {
+            let limit = Limit::concurrent(name, 1);
+            let meter = Arc::new(LimitMeter::new("test", name));
+            ctx.registry.add(&limit, meter, now);
+            Arc::new(limit)
+        });
+        let (unusable, down) = (StoreErrorKind::Misconfigured, StoreErrorKind::Outage);
+        for (after_s, limit, kind, count) in [
+            (0, 0, down, 0),
+            (0, 0, unusable, 1),
+            (59, 0, unusable, 1),
+            (59, 1, unusable, 2),
+            (60 + 58, 0, unusable, 2),
+            (60 + 58 + 60, 0, unusable, 3),
+        ] {
+            ctx.now = now + Duration::from_secs(after_s);
+            let message = "WRONGTYPE".to_owned();
+            let error = StoreError { kind, message };
+            complaints.report(&limits[limit], &"key".into(), &error, &mut ctx);
+            assert_eq!(ctx.effects.logged().count(), count, "after {after_s} s");
+        }
     }
 }

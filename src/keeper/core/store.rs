@@ -488,3 +488,24 @@ impl Core {
         Some(fee.limit.clone())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_never_reached_is_reported_each_minute() {
+        let (mut reach, now) = (Reach::default(), Instant::now());
+        assert!(
+            !reach.reminds(now),
+            "its first report is that of its outage"
+        );
+        reach.reported = Some(now);
+        for (after_s, is_due) in [(59, false), (60, true), (61, false), (120, true)] {
+            let now = now + Duration::from_secs(after_s);
+            assert_eq!(reach.reminds(now), is_due, "after {after_s} s");
+        }
+        reach.reached = true;
+        assert!(!reach.reminds(now + Duration::from_secs(999)));
+    }
+}
