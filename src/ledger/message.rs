@@ -4,7 +4,6 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     id::{ReplicaId, Seq, TenantId, weight_of},
-    layout::ID_CHARS,
     rate::{Charged, Rate, Tat},
 };
 
@@ -13,9 +12,6 @@ pub(crate) const MAX_PERMITS: u32 = 3_900;
 
 /// Maximum number of waiters of a ledger that learn their places in one exchange.
 pub(crate) const MAX_PLACES: usize = 64;
-
-/// The size of a permit's name on the wire, with the protocol's framing.
-const NAME_BYTES: usize = ID_CHARS + 7;
 
 /// How long a replica may keep freed slots unless they are recalled.
 pub(crate) const RIGHT_MS: u64 = 100;
@@ -89,17 +85,6 @@ impl Exchange {
         self.respond_ms.min(self.lease_ms)
     }
 
-    /// Approximate size on the wire.
-    pub(crate) fn bytes(&self) -> usize {
-        let claims = self.claims.iter().map(|claim| {
-            let charges = claim.charges.iter().map(|charge| charge.key.len() + 64);
-            charges.sum::<usize>() + NAME_BYTES * claim.asks.len()
-        });
-        let refunds = self.refunds.iter().map(|refund| refund.key.len() + 64);
-        let batches = self.batches.iter().map(Batch::bytes);
-        batches.chain(claims).chain(refunds).sum()
-    }
-
     /// For each batch: whether any permit to renew, adopt or acquire in its ledger, including by a claim, weighs more
     /// than 1.
     pub(crate) fn weighs(&self) -> impl Iterator<Item = bool> {
@@ -147,17 +132,6 @@ impl Batch {
         let asked = self.acquire.iter().map(|ask| &ask.seq);
         let mut all = self.renew.iter().chain(&self.adopt).chain(asked);
         all.any(|&seq| weight_of(seq) > 1)
-    }
-
-    /// Approximate size on the wire, without its claims.
-    fn bytes(&self) -> usize {
-        const PAYMENT: usize = 24;
-        let names = self.release.len() + self.renew.len() + self.adopt.len() + self.acquire.len();
-        let dues = self.dues.as_ref().map_or(0, |dues| {
-            let payments = self.acquire.len() + dues.reports.len() + dues.settled.len();
-            PAYMENT * payments + 2 * NAME_BYTES * dues.left.len()
-        });
-        self.key.len() + 64 + NAME_BYTES * names + dues
     }
 }
 

@@ -27,8 +27,6 @@ use crate::{
     part::Part,
 };
 
-/// Approximate limit of bytes in flight beyond the minimum of exchanges: a slow link must not take long to send them.
-const MAX_BYTES_IN_FLIGHT: usize = 1024 * 1024;
 /// Units of permits in one exchange: about two milliseconds of the store's time.
 const MAX_UNITS: usize = 1_000;
 // The last permit is sent whole, even if it exceeds the room; so is a claim, which starts with half of the room.
@@ -84,7 +82,10 @@ impl Link {
             _ if !all.ctx.shared => false,
             Some(probe_at) => self.in_flight.is_empty() && all.ctx.now >= probe_at,
             None if !self.has_work(all) && !self.connection.is_wanted() => false,
-            None if self.connection.has_clock() => self.window_has_room(all),
+            None if self.connection.has_clock() => {
+                let is_full = || self.fills_an_exchange(all);
+                (self.window).has_room(self.in_flight.len(), all.ctx.now, is_full)
+            }
             None => !self.is_connecting(),
         }
     }
@@ -94,12 +95,6 @@ impl Link {
             || self.unsent.has_any(all.ctx.introduced)
             || !self.refunds.is_empty()
             || all.accounting.accounts.next_key(self.part).is_some()
-    }
-
-    fn window_has_room(&self, all: ToSend<'_>) -> bool {
-        let (in_flight, is_full) = (self.in_flight.len(), || self.fills_an_exchange(all));
-        self.window.has_room(in_flight, all.ctx.now, is_full)
-            && (in_flight < self.window.least() || self.bytes_in_flight() < MAX_BYTES_IN_FLIGHT)
     }
 
     /// Its next timer: a probe, the end of a trouble, pacing, or reconnection.
@@ -470,7 +465,6 @@ impl Draft<'_> {
             id,
             at: now,
             deadline,
-            bytes: exchange.bytes(),
             exchange: exchange.clone(),
             pending: self.batches.pending,
             claims: asked_by,

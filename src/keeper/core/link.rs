@@ -71,8 +71,6 @@ pub(super) struct PendingExchange {
     pub at: Instant,
     /// When the driver gives up on the exchange.
     pub deadline: Instant,
-    /// Approximate size on the wire.
-    pub bytes: usize,
     pub exchange: Arc<Exchange>,
     /// One for each batch.
     pub pending: Vec<PendingBatch>,
@@ -221,10 +219,6 @@ impl Link {
         let pending = self.in_flight.iter().flat_map(|sent| &sent.pending);
         pending.flat_map(PendingBatch::releases)
     }
-
-    pub fn bytes_in_flight(&self) -> usize {
-        self.in_flight.iter().map(|sent| sent.bytes).sum()
-    }
 }
 
 /// Bounds of exchanges in flight: two while the store is near, and at most 4,096 ledgers at a distance.
@@ -294,11 +288,6 @@ impl Window {
     /// A new connection, perhaps to a server at another distance.
     pub fn on_connected(&mut self) {
         self.shortest = [None; 2];
-    }
-
-    /// Number of exchanges allowed at any distance.
-    pub fn least(&self) -> usize {
-        self.bounds.least
     }
 
     /// Whether another exchange may be sent. `is_full` is evaluated only if it matters.
@@ -498,7 +487,7 @@ mod tests {
         let mut sent = 0;
         for _ in 0..100 {
             scene.now += ms(1);
-            let least = scene.window.least();
+            let least = scene.window.bounds.least;
             while scene.window.has_room(least, scene.now, || false) {
                 scene.window.on_sent(scene.now);
                 sent += 1;
