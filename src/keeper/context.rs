@@ -250,9 +250,10 @@ impl Context {
     #[inline]
     pub fn measure_returns(&mut self) {
         if self.returns.has_news() {
-            let now = self.is_recovering();
-            let has_changed = mem::replace(&mut self.was_recovering, now) != now;
-            let state = has_changed.then_some(StoreState::Recovering(now));
+            let is_recovering = self.is_recovering();
+            let has_changed =
+                mem::replace(&mut self.was_recovering, is_recovering) != is_recovering;
+            let state = has_changed.then_some(StoreState::Recovering(is_recovering));
             self.effects.push(state.map(Effect::MeasureStore));
         }
     }

@@ -33,11 +33,11 @@ const WAY: [(&str, &str); 8] = [
     (
         "3",
         "keeper/core/permits.rs Core::submit
-           keeper/core/permits.rs Core::try_submit
-             keeper/core/acquire.rs Core::submit_slot
+           keeper/core/acquire.rs Core::submit_legs
+             keeper/core/acquire.rs Core::enter_leg
                keeper/core/queues.rs Queues::find_or_make
-                 keeper/core/queues.rs Queues::of_key
                keeper/queue/permit.rs Queue::enter
+             keeper/core/acquire.rs Core::advance
                keeper/core/acquire.rs Core::ask_store
                  keeper/core/queues.rs Queues::change
                    keeper/core/queues.rs Queues::list
@@ -89,7 +89,7 @@ const WAY: [(&str, &str); 8] = [
                keeper/core/acquire.rs Core::follow
                  keeper/core/acquire.rs Core::advance
                    keeper/core/acquire.rs Core::grant
-                     keeper/effects.rs Effects::wake",
+                     keeper/effects.rs Effects::push",
     ),
     (
         "7",

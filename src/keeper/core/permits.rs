@@ -29,23 +29,25 @@ const IN_QUEUE: &str = "queue";
 impl Core {
     /// Submits a request for a permit with this label. The request exists until [`collect`](Self::collect) returns an
     /// answer, or [`cancel`](Self::cancel) removes it.
+    #[inline]
     pub fn submit(&mut self, demand: &Demand, label: &Label) -> Result<RequestId, AcquireError> {
-        let submitted = self.try_submit(demand, label);
-        submitted.inspect_err(|error| self.ctx.note_refusal(error))
+        let checked = self.check(demand);
+        checked.inspect_err(|error| self.ctx.note_refusal(error))?;
+        let request = self.submit_legs(demand, label);
+        self.follow_decisions();
+        Ok(request)
     }
 
+    /// Refuses a demand that is not to be submitted.
     #[inline]
-    fn try_submit(&mut self, demand: &Demand, label: &Label) -> Result<RequestId, AcquireError> {
+    fn check(&mut self, demand: &Demand) -> Result<(), AcquireError> {
         let is_newcomer = || !demand.legs().iter().any(|leg| leg.admitted);
         if self.ctx.ending.refuses(is_newcomer) {
             let (limit, kind) = (demand.first_limit(), AcquireErrorKind::ShutDown);
             return Err(self.ctx.registry.limit(limit).acquire_error(kind));
         }
         self.check_pauses(demand.legs())?;
-        self.check_weights(demand.legs())?;
-        let request = self.submit_legs(demand, label);
-        self.follow_decisions();
-        Ok(request)
+        self.check_weights(demand.legs())
     }
 
     /// Counts and returns the refusal of a request that is not, or no longer, submitted.
@@ -115,9 +117,8 @@ impl Core {
             return None;
         };
         let mut request = self.requests.remove(id)?;
-        self.ctx
-            .effects
-            .push(request.take_waker().map(Effect::Drop));
+        let waker = request.take_waker();
+        self.ctx.effects.push(waker.map(Effect::Drop));
         for fee in request.fees() {
             let limit = fee.limit_id();
             self.ctx.measure(limit, Measure::Admitted(waited));
