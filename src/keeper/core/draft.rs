@@ -442,7 +442,6 @@ impl Draft<'_> {
         let (settings, now) = (&self.ctx.settings, self.ctx.now);
         // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
         let timeout = settings.store_timeout;
-        let deadline = now + timeout;
         let generation_query = is_empty.then(|| link.query(settings, now));
         link.connection.sent();
         let ms = |length: Duration| length.as_millis() as u64;
@@ -451,7 +450,7 @@ impl Draft<'_> {
             lease_ms: ms(settings.lease),
             respond_ms: ms(link.responds_within(settings, now)),
             waiter_ttl_ms: ms(settings.waiter_ttl),
-            not_after_us: link.connection.store_us(deadline).unwrap_or(0),
+            not_after_us: link.connection.store_us(now + timeout).unwrap_or(0),
             batches: self.batches.drafted,
             claims,
             refunds: self.refunds,
@@ -464,7 +463,6 @@ impl Draft<'_> {
         link.in_flight.push(PendingExchange {
             id,
             at: now,
-            deadline,
             exchange: exchange.clone(),
             pending: self.batches.pending,
             claims: asked_by,

@@ -23,7 +23,7 @@ impl Core {
     /// The earliest deadline of the exchanges in flight, among those not yet due at `then`.
     pub fn answer_due(&self, then: Instant) -> Option<Instant> {
         let sent = self.links.iter().flat_map(|link| &link.in_flight);
-        let deadlines = sent.map(|sent| sent.deadline);
+        let deadlines = sent.map(|sent| sent.at + self.ctx.settings.store_timeout);
         deadlines.filter(|due| *due > then).min()
     }
 

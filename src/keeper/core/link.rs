@@ -69,8 +69,6 @@ pub(in crate::keeper) struct Outgoing {
 pub(super) struct PendingExchange {
     pub id: ExchangeId,
     pub at: Instant,
-    /// When the driver gives up on the exchange.
-    pub deadline: Instant,
     pub exchange: Arc<Exchange>,
     /// One for each batch.
     pub pending: Vec<PendingBatch>,

@@ -17,12 +17,15 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     fallbacks::{Availability, FallbackInForce},
-    keeper::{context::Context, demand::RequestId, queue::Decider},
+    keeper::{
+        context::Context,
+        demand::RequestId,
+        queue::{Decider, Queue},
+    },
     key::Key,
     leases::{Fee, Paid, QueueId},
     ledger::{
-        Batch, Call, Charge, Charged, ClaimAsk, ClaimedLedger, Payer, RateState, Seq, Standing,
-        Stock, Tat, Want,
+        Batch, Call, Charge, Charged, ClaimAsk, ClaimedLedger, RateState, Standing, Stock, Tat,
     },
     limit::LimitId,
     part::Part,
@@ -70,7 +73,6 @@ impl LocalClaim {
         self.claim.charges.clear();
         self.claim.asks.clear();
         self.rates.clear();
-        self.leg_of_ask.clear();
         self.queues.clear();
     }
 
@@ -79,18 +81,13 @@ impl LocalClaim {
         self.rates.push((fee.limit_id(), fee.key.clone()));
     }
 
-    /// The batch of the next ask, for this queue and this leg.
-    fn next_batch(&mut self, queue: QueueId, leg: usize) -> &mut Batch {
-        self.queues.push(queue);
-        self.leg_of_ask.push(leg);
-        if self.batches.len() < self.queues.len() {
+    fn ask(&mut self, SlotLeg { lease, wait }: &SlotLeg, queue: &mut Queue, ctx: &mut Context) {
+        let (batch, seq) = (self.queues.len(), lease.seq());
+        self.queues.push(lease.queue);
+        if self.batches.len() == batch {
             self.batches.push(Batch::default());
         }
-        &mut self.batches[self.queues.len() - 1]
-    }
-
-    fn ask(&mut self, seq: Seq, want: Want, payer: Option<Payer>) {
-        let batch = self.claim.asks.len();
+        let (want, payer) = queue.draft_here(ctx, seq, *wait, &mut self.batches[batch]);
         self.claim.asks.push(ClaimAsk {
             batch,
             seq,
@@ -199,14 +196,15 @@ impl Core {
         let is_full = |one: &&DecidedLeg| one.answer == Ok(Standing::Full) && !one.is_shadow;
         if let Some(SlotLeg { lease, wait }) = legs.iter().find(is_full).map(|one| &one.leg) {
             let queue = &self.queues[lease.queue];
+            let kind = if wait.is_zero() {
+                queue.full_kind(&self.ctx)
+            } else {
+                AcquireErrorKind::TimedOut
+            };
             let until = queue.entry(lease.seq()).map(|entry| entry.asked + *wait);
             return match until.filter(|until| *until > self.ctx.now) {
                 Some(until) => self.requests.keep_asking(id, since, until),
-                None if wait.is_zero() => {
-                    let kind = queue.full_kind(&self.ctx);
-                    self.refuse_leg(id, lease.seq(), kind)
-                }
-                None => self.refuse_leg(id, lease.seq(), AcquireErrorKind::TimedOut),
+                None => self.refuse_leg(id, lease.seq(), kind),
             };
         }
         self.leave_exchange_of(id);
@@ -254,18 +252,15 @@ impl Core {
             self.refuse_leg(id, seq, kind);
             return None;
         }
-        let is_open = |(_, one): &(_, &DecidedLeg)| one.answer == Ok(Standing::Absent);
-        for (number, DecidedLeg { leg, .. }) in decided.iter().enumerate().filter(is_open) {
-            let (seq, queue) = (leg.lease.seq(), leg.lease.queue);
-            let batch = self.local.next_batch(queue, number);
-            let queue = self.queues.without_listing(queue);
-            let (want, payer) = queue.draft_here(&mut self.ctx, seq, leg.wait, batch);
-            self.local.ask(seq, want, payer);
+        let is_open = |one: &DecidedLeg| one.answer == Ok(Standing::Absent);
+        for DecidedLeg { leg, .. } in decided.iter().filter(|one| is_open(one)) {
+            let queue = self.queues.without_listing(leg.lease.queue);
+            self.local.ask(leg, queue, &mut self.ctx);
         }
         (self.local).run(&mut self.ctx, &mut self.queues, &mut self.accounting);
-        let standings = &self.local.reply.standings;
-        for (leg, standing) in self.local.leg_of_ask.iter().zip(standings) {
-            decided[*leg].answer = Ok(*standing);
+        let open = decided.iter_mut().filter(|one| is_open(one));
+        for (one, standing) in open.zip(&self.local.reply.standings) {
+            one.answer = Ok(*standing);
         }
         Some(decided)
     }

@@ -139,8 +139,7 @@ struct LocalClaim {
     reply: ClaimReply,
     /// By charge.
     rates: Vec<(LimitId, Key)>,
-    /// For each ask: the index of its leg among the legs decided on, its queue, and its batch.
-    leg_of_ask: Vec<usize>,
+    /// By ask.
     queues: Vec<QueueId>,
     batches: Vec<Batch>,
     /// Fees that no local rate charges: their numbers, and the refusals that do not count.
