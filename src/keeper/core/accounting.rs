@@ -450,12 +450,14 @@ mod tests {
     #[test]
     fn a_level_tells_what_is_left_and_what_a_refund_would_leave() {
         let mut scene = Scene::new(&RATE);
-        for (cost, left, without, reset_ms) in [(3, 2, 5, 100), (1, 1, 2, 100), (4, 0, 1, 400)] {
+        for (cost, left, without, reset_ms) in
+            [(3, 2, 5, None), (1, 1, 2, None), (4, 0, 1, Some(400))]
+        {
             let fee = scene.charge(cost);
             let level = scene.level(&fee);
             let (now, before) = (level.quota(&fee), level.quota_without(&fee));
             assert_eq!((now.remaining, before.remaining), (left, without));
-            assert_eq!(now.reset, Some(Duration::from_millis(reset_ms)));
+            assert_eq!(now.reset, reset_ms.map(Duration::from_millis));
             assert_eq!(now.max, 10);
         }
         let fee = scene.charge(1);
