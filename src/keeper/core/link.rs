@@ -3,7 +3,7 @@
 //! failures and events are in `store`.
 
 use std::{
-    ops::{Index, IndexMut},
+    ops::{Deref, DerefMut, Index, IndexMut},
     sync::Arc,
     time::Duration,
 };
@@ -96,7 +96,21 @@ impl Asker {
 }
 
 /// One, or one for each part of a cluster, indexed by part.
-pub(super) type Links = Box<[Link]>;
+pub(super) struct Links(pub Box<[Link]>);
+
+impl Deref for Links {
+    type Target = [Link];
+
+    fn deref(&self) -> &[Link] {
+        &self.0
+    }
+}
+
+impl DerefMut for Links {
+    fn deref_mut(&mut self) -> &mut [Link] {
+        &mut self.0
+    }
+}
 
 impl Index<Part> for [Link] {
     type Output = Link;

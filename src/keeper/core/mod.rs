@@ -172,7 +172,7 @@ impl Core {
         let parts = settings.parts;
         let link = |part| Link::new(part, &settings, now);
         Self {
-            links: parts.all().map(link).collect(),
+            links: Links(parts.all().map(link).collect()),
             last_link: 0,
             ctx: Context::new(settings, shared, now),
             queues: Queues::new(parts, !shared),
