@@ -7,7 +7,9 @@
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     hash::Hash,
-    mem, ops,
+    mem,
+    num::NonZeroU32,
+    ops,
     sync::Arc,
 };
 
@@ -63,14 +65,28 @@ struct Ready {
     count: usize,
 }
 
+/// A queue next to another in a row, in four bytes, since each queue has two.
+#[derive(Clone, Copy, Default)]
+struct Neighbour(Option<NonZeroU32>);
+
+impl Neighbour {
+    fn to(id: Option<QueueId>) -> Self {
+        Self(id.and_then(|id| NonZeroU32::new(id.0.wrapping_add(1))))
+    }
+
+    fn id(self) -> Option<QueueId> {
+        self.0.map(|number| QueueId(number.get() - 1))
+    }
+}
+
 /// A queue, and where it is listed.
 struct ListedQueue {
     queue: Queue,
     /// Its row in `ready`.
     turn: Option<Turn>,
     /// Its neighbours in the row.
-    before: Option<QueueId>,
-    after: Option<QueueId>,
+    before: Neighbour,
+    after: Neighbour,
     /// Its place in `due`.
     due: Option<Instant>,
     /// Whether it is in `cached`.
@@ -134,8 +150,8 @@ impl Queues {
         self.members.insert(Box::new(ListedQueue {
             queue,
             turn: None,
-            before: None,
-            after: None,
+            before: Neighbour::default(),
+            after: Neighbour::default(),
             due: None,
             cached: false,
         }));
@@ -280,7 +296,7 @@ impl Queues {
 
     /// Queues with work for a part of the store.
     pub fn ready(&self, part: Part) -> impl Iterator<Item = &Queue> {
-        let after = |id: &QueueId| self.members[id.index()].after;
+        let after = |id: &QueueId| self.members[id.index()].after.id();
         let row = move |ready: &Ready| std::iter::successors(ready.first, after);
         let rows = self.ready[part.number()].iter();
         rows.flat_map(row).map(|id| &self[id])
@@ -309,29 +325,30 @@ impl Queues {
         let last = ready.last.replace(id);
         ready.count += 1;
         match last {
-            Some(last) => self.members[last.index()].after = Some(id),
+            Some(last) => self.members[last.index()].after = Neighbour::to(Some(id)),
             None => ready.first = Some(id),
         }
         let member = &mut self.members[id.index()];
-        (member.turn, member.before, member.after) = (Some(turn), last, None);
+        (member.turn, member.before, member.after) =
+            (Some(turn), Neighbour::to(last), Neighbour::default());
     }
 
     fn leave_row(&mut self, id: QueueId) {
         let member = &mut self.members[id.index()];
-        let (before, after) = (member.before.take(), member.after.take());
+        let (before, after) = (mem::take(&mut member.before), mem::take(&mut member.after));
         let Some(turn) = member.turn.take() else {
             return;
         };
         let part = member.queue.terms().part;
         let ready = &mut self.ready[part.number()][turn as usize];
         ready.count -= 1;
-        match before {
+        match before.id() {
             Some(before) => self.members[before.index()].after = after,
-            None => ready.first = after,
+            None => ready.first = after.id(),
         }
-        match after {
+        match after.id() {
             Some(after) => self.members[after.index()].before = before,
-            None => ready.last = before,
+            None => ready.last = before.id(),
         }
     }
 
@@ -446,7 +463,7 @@ impl Queues {
         }
         let rows = self.ready.iter().flatten();
         for (ready, turn) in rows.zip(turns.iter().flatten()) {
-            let after = |id: &QueueId| self.members[id.index()].after;
+            let after = |id: &QueueId| self.members[id.index()].after.id();
             let row = std::iter::successors(ready.first, after);
             let row: Vec<_> = row.take(ready.count + 1).collect();
             let listed = row.iter().copied().collect();
