@@ -116,15 +116,15 @@ impl Link {
 
     /// Whether the present work fills the next exchange.
     fn fills_an_exchange(&self, all: ToSend<'_>) -> bool {
-        let mut names = 0;
+        let mut units = 0;
         let is_cluster = all.ctx.settings.parts.is_cluster();
         let batches = if is_cluster { 2 } else { MAX_BATCHES };
         all.queues.ready_count(self.part) >= batches
             || self.unsent.count() >= MAX_BATCHES / 2
             || self.refunds.len() >= MAX_REFUNDS
             || all.queues.ready(self.part).any(|queue| {
-                names += queue.outbox.names() + queue.releases.count();
-                names >= MAX_UNITS
+                units += queue.outbox.units() + queue.releases.count();
+                units >= MAX_UNITS
             })
     }
 }
@@ -644,6 +644,21 @@ mod tests {
             (0..1_200).for_each(|_| scene.ask(0, weight));
             assert_eq!(scene.sent(), (1, 0, names), "of weight {weight}");
         }
+    }
+
+    /// Otherwise the exchange is paced as if it had room for more.
+    #[test]
+    fn heavy_requests_fill_an_exchange() {
+        let mut scene = Scene::new(Parts::WHOLE);
+        for _ in 0..15 {
+            scene.ask(0, 64);
+        }
+        scene.ask(1, 39);
+        assert!(!scene.link.fills_an_exchange(scene.all()), "999 units");
+        scene.ask(0, 1);
+        assert!(scene.link.fills_an_exchange(scene.all()));
+        scene.sent();
+        assert!(!scene.link.fills_an_exchange(scene.all()), "they are sent");
     }
 
     #[test]

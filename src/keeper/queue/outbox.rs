@@ -30,6 +30,8 @@ struct Asks {
     extend: VecDeque<Seq>,
     /// In the order in which they began to ask.
     acquire: VecDeque<Newcomer>,
+    /// The units of those.
+    units: usize,
     inquiries: Vec<Inquiry>,
 }
 
@@ -45,6 +47,10 @@ impl Newcomer {
     /// A retried request goes before later ones.
     pub fn order(&self) -> (Instant, NonZeroU64) {
         (self.since, self.number)
+    }
+
+    fn units(&self) -> usize {
+        weight_of(self.seq) as usize
     }
 }
 
@@ -88,9 +94,10 @@ impl Outbox {
 
     /// Asks for a slot, ahead of later newcomers.
     pub fn ask(&mut self, newcomer: Newcomer) {
-        let acquire = &mut self.asks().acquire;
+        let Asks { acquire, units, .. } = self.asks();
         let place = acquire.partition_point(|other| other.order() <= newcomer.order());
         acquire.insert(place, newcomer);
+        *units += newcomer.units();
     }
 
     /// Takes a newcomer back, if it was not sent.
@@ -104,21 +111,26 @@ impl Outbox {
             (acquire.range(first..)).take_while(|other| other.order() == newcomer.order());
         if let Some(number) = of_request.position(|other| other.seq == newcomer.seq) {
             acquire.remove(first + number);
+            asks.units -= newcomer.units();
         }
     }
 
     /// Drops the first newcomers that are sent no more.
     pub fn forget_first(&mut self, mut is_unsent: impl FnMut(Seq) -> bool) {
         if let Some(asks) = &mut self.asks {
-            while (asks.acquire.front()).is_some_and(|first| !is_unsent(first.seq)) {
+            while let Some(first) = (asks.acquire.front()).filter(|first| !is_unsent(first.seq)) {
+                asks.units -= first.units();
                 asks.acquire.pop_front();
             }
         }
     }
 
     pub fn take_newcomers(&mut self) -> VecDeque<Newcomer> {
-        let asks = self.asks.as_mut();
-        asks.map_or(VecDeque::new(), |asks| mem::take(&mut asks.acquire))
+        let Some(asks) = &mut self.asks else {
+            return VecDeque::new();
+        };
+        asks.units = 0;
+        mem::take(&mut asks.acquire)
     }
 
     pub fn take_inquiries(&mut self) -> Vec<Inquiry> {
@@ -150,7 +162,10 @@ impl Outbox {
     }
 
     pub fn next_newcomer(&mut self) -> Option<Newcomer> {
-        self.asks.as_mut()?.acquire.pop_front()
+        let asks = self.asks.as_mut()?;
+        let first = asks.acquire.pop_front()?;
+        asks.units -= first.units();
+        Some(first)
     }
 
     /// Whether a batch that adopts a permit tells the others: the first that does.
@@ -161,10 +176,7 @@ impl Outbox {
     /// The units of as many newcomers.
     pub fn units_of(&self, newcomers: usize) -> usize {
         let listed = self.asks.iter().flat_map(|asks| &asks.acquire);
-        let units = listed
-            .take(newcomers)
-            .map(|one| weight_of(one.seq) as usize);
-        units.sum()
+        listed.take(newcomers).map(Newcomer::units).sum()
     }
 
     /// Frees its memory once it is empty.
@@ -197,9 +209,9 @@ impl Outbox {
         self.in_flight > 0
     }
 
-    /// Number of names for a batch.
-    pub fn names(&self) -> usize {
-        (self.asks.as_ref()).map_or(0, |asks| asks.extend.len() + asks.acquire.len())
+    /// Units of newcomers, and the number of holders to renew or restore.
+    pub fn units(&self) -> usize {
+        (self.asks.as_ref()).map_or(0, |asks| asks.extend.len() + asks.units)
     }
 }
 
@@ -227,9 +239,13 @@ mod tests {
         }
 
         pub fn audit(&self) -> Result<(), &'static str> {
-            let asks = self.asks.iter();
-            let asking = asks.flat_map(|asks| &asks.acquire);
-            let in_order = asking.map(Newcomer::order).is_sorted();
+            let Some(asks) = &self.asks else {
+                return Ok(());
+            };
+            if asks.units != self.units_of(asks.acquire.len()) {
+                return Err("units are miscounted");
+            }
+            let in_order = asks.acquire.iter().map(Newcomer::order).is_sorted();
             in_order.then_some(()).ok_or("requests are out of turn")
         }
     }
@@ -265,7 +281,7 @@ mod tests {
         assert!(outbox.has_work(false) && !outbox.has_work(true));
         outbox.extend(2);
         assert!(outbox.has_work(true));
-        assert_eq!((outbox.next_extension(), outbox.names()), (Some(2), 1));
+        assert_eq!((outbox.next_extension(), outbox.units()), (Some(2), 1));
         outbox.shrink();
         outbox.forget_first(|seq| seq != 1);
         outbox.want(false);
