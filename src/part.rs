@@ -24,7 +24,7 @@ pub(crate) struct Parts {
 
 impl Part {
     /// All parts of a cluster.
-    #[cfg_attr(not(any(feature = "cluster", test)), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "redis", test)), allow(dead_code))]
     pub(crate) fn all() -> impl DoubleEndedIterator<Item = Self> + Clone {
         Parts::CLUSTER.all()
     }
@@ -64,7 +64,7 @@ impl Parts {
         count: 1,
         is_cluster: false,
     };
-    #[cfg_attr(not(any(feature = "cluster", test)), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "redis", test)), allow(dead_code))]
     pub(crate) const CLUSTER: Self = Self {
         count: PARTS,
         is_cluster: true,

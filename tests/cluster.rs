@@ -1,6 +1,5 @@
 //! A cluster that changes while in use. Properties of any store are tested in `semaphore/`, which also runs on a
 //! cluster.
-#![cfg(feature = "cluster")]
 
 mod support;
 

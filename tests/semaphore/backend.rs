@@ -1,6 +1,5 @@
 //! The stores that a test's replicas share, and conditions that tests wait for.
 
-#[cfg(feature = "cluster")]
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
@@ -22,7 +21,6 @@ use tokio::{
 use tower_turnstile::test_util::TestStore;
 use tower_turnstile::{Acquire, Limit, Limiter, LimiterBuilder, Permit, Semaphore};
 
-#[cfg(feature = "cluster")]
 use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 pub(crate) use crate::support::{GUARD, soon};
@@ -44,7 +42,6 @@ pub(crate) enum Backend {
     Redis(RedisServer),
     #[cfg(feature = "test-util")]
     Test(TestStore),
-    #[cfg(feature = "cluster")]
     Cluster(Arc<RedisCluster>, String),
 }
 
@@ -86,7 +83,6 @@ macro_rules! conformance {
             use crate::backend::Backend;
             $(#[tokio::test] async fn $case() { super::$case(Backend::redis()).await })*
         }
-        #[cfg(feature = "cluster")]
         mod cluster {
             use crate::backend::Backend;
             $(#[tokio::test] async fn $case() { super::$case(Backend::cluster()).await })*
@@ -108,7 +104,6 @@ impl Backend {
         Self::Test(TestStore::new())
     }
 
-    #[cfg(feature = "cluster")]
     pub(crate) fn cluster() -> Self {
         static NAMESPACES: AtomicUsize = AtomicUsize::new(0);
         let number = NAMESPACES.fetch_add(1, Ordering::Relaxed);
@@ -131,7 +126,6 @@ impl Backend {
             Self::Redis(server) => builder.connect(&server.url()).await,
             #[cfg(feature = "test-util")]
             Self::Test(store) => builder.connect_to(store).await,
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster, namespace) => {
                 builder.namespace(namespace).connect(&cluster.url()).await
             }
@@ -150,10 +144,7 @@ impl Backend {
 
     /// In a cluster, limits are asked one after another, and a refusal refunds or releases the earlier ones.
     pub(crate) fn is_a_cluster(&self) -> bool {
-        #[cfg(feature = "cluster")]
-        return matches!(self, Self::Cluster(..));
-        #[cfg(not(feature = "cluster"))]
-        return false;
+        matches!(self, Self::Cluster(..))
     }
 
     /// All keys of the store with their contents; in memory nothing.
@@ -189,7 +180,6 @@ impl Backend {
             #[cfg(feature = "test-util")]
             Self::Test(_) => return Vec::new(),
             Self::Redis(server) => (vec![server], pattern.to_owned()),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster, namespace) => {
                 (cluster.nodes().collect(), format!("{namespace}:{pattern}"))
             }

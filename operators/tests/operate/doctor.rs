@@ -6,7 +6,6 @@ use futures_util::future::{join, join_all};
 use tower_turnstile::{AcquireError, ConfigError, Fallback, Limit, Limiter};
 use tower_turnstile_operate::{Check, Finding, Health, Operator};
 
-#[cfg(feature = "cluster")]
 use crate::support::redis_cluster::RedisCluster;
 use crate::{
     scene::{CHAT, GUARD, builder, replicas, steady, strangers},
@@ -368,7 +367,6 @@ async fn a_user_without_the_key_of_the_generation_is_found() {
     assert_eq!(of(&findings, Check::Service).health, Health::Fault);
 }
 
-#[cfg(feature = "cluster")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_of_a_cluster_that_cannot_be_reached_is_a_fault_of_the_service() {
     let mut cluster = RedisCluster::start(3, 0);

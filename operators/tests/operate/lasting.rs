@@ -161,7 +161,6 @@ async fn across_restarts_and_reloads_an_override_holds() {
 }
 
 /// The next primary has the record, and accepts changes of it.
-#[cfg(feature = "sentinel")]
 #[test]
 fn an_override_holds_across_a_failover() {
     use crate::support::{alone, sentinel::Watched};

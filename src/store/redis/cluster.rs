@@ -5,8 +5,8 @@
 //! attempt, or an error of the node restarts the search. A redirected exchange did not run, so nothing runs twice.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
 use redis::{
@@ -18,8 +18,7 @@ use tokio::runtime::{self, Handle};
 
 use super::{
     error::{is_cut, is_unknown_script},
-    locked::locked,
-    socket,
+    locked, socket,
 };
 use crate::part::Part;
 
@@ -30,7 +29,7 @@ const MAX_DISCOVERED: usize = 64;
 
 #[derive(Clone)]
 pub(crate) struct Cluster {
-    part: Part,
+    pub(super) part: Part,
     nodes: Arc<Nodes>,
 }
 
@@ -53,8 +52,6 @@ struct Nodes {
     info: ConnectionInfo,
     seeds: Vec<Node>,
     discovered: Mutex<Vec<Node>>,
-    /// See [`StoreTarget::warned`](super::target::StoreTarget::warned).
-    warned: Arc<AtomicBool>,
 }
 
 struct NextNode {
@@ -120,7 +117,6 @@ impl Cluster {
             info,
             seeds,
             discovered: Mutex::default(),
-            warned: Arc::default(),
         });
         let part = Part::default();
         Ok(Self { part, nodes })
@@ -131,10 +127,6 @@ impl Cluster {
         Self { part, nodes }
     }
 
-    pub(super) fn part(&self) -> Part {
-        self.part
-    }
-
     /// The addresses of the nodes in the URL.
     pub(super) fn address(&self) -> String {
         let seeds = self.nodes.seeds.iter();
@@ -142,10 +134,6 @@ impl Cluster {
             .map(|(host, port)| socket::host_and_port(host, *port))
             .collect();
         seeds.join(",")
-    }
-
-    pub(super) fn warned(&self) -> Arc<AtomicBool> {
-        self.nodes.warned.clone()
     }
 
     pub(super) fn dialer(&self) -> PartDialer {
@@ -187,20 +175,20 @@ impl PartDialer {
 
     /// Nodes to try before giving up.
     fn attempts(&self) -> usize {
-        let origin = self.to().as_ref().map(|target| target.origin);
+        let origin = locked(&self.to).as_ref().map(|target| target.origin);
         match origin {
             // Any other node would redirect there.
             Some(Origin::Redirect | Origin::TriedRedirect) => 1,
             // The node of the last connection may come again in its turn.
             _ => {
-                let known = self.nodes.seeds.len() + self.nodes.discovered().len();
+                let known = self.nodes.seeds.len() + locked(&self.nodes.discovered).len();
                 known + usize::from(origin.is_some())
             }
         }
     }
 
     fn next_node(&self) -> (Node, Option<Origin>) {
-        let mut to = self.to();
+        let mut to = locked(&self.to);
         if let Some(NextNode { node, origin }) = to.take() {
             if origin == Origin::Redirect {
                 let (node, origin) = (node.clone(), Origin::TriedRedirect);
@@ -210,7 +198,7 @@ impl PartDialer {
         }
         drop(to);
         let next = self.next.fetch_add(1, Relaxed);
-        let discovered = self.nodes.discovered();
+        let discovered = locked(&self.nodes.discovered);
         let known = self.nodes.seeds.iter().chain(&*discovered);
         let node = known
             .cycle()
@@ -220,7 +208,7 @@ impl PartDialer {
 
     /// Notes that the connection to this node was made, or has failed, in time.
     fn note_end(&self, node: Node, before: Option<Origin>, is_made: bool) {
-        let mut to = self.to();
+        let mut to = locked(&self.to);
         // A redirect may have arrived meanwhile.
         if to
             .as_ref()
@@ -237,7 +225,7 @@ impl PartDialer {
     /// Notes that the node of the last connection could not do its work. Another one may have taken over its hash slots.
     pub(super) fn search_again(&self) {
         use Origin::{LastConnection, SilentConnection};
-        self.to()
+        locked(&self.to)
             .take_if(|target| matches!(target.origin, LastConnection | SilentConnection));
     }
 
@@ -260,7 +248,7 @@ impl PartDialer {
                 // Other commands on this connection are redirected too, but only the first one sets the target.
                 if forget() {
                     let origin = Origin::Redirect;
-                    *self.to() = Some(NextNode { node, origin });
+                    *locked(&self.to) = Some(NextNode { node, origin });
                 }
                 None
             }
@@ -325,7 +313,7 @@ impl PartDialer {
     /// Notes that the node of the last connection does not answer. Also ends the connection to the node that keys are
     /// migrating to; an attempt in progress ends with its exchange.
     pub(super) fn disconnect(&self) {
-        let mut to = self.to();
+        let mut to = locked(&self.to);
         to.take_if(|target| target.origin == Origin::SilentConnection);
         if let Some(target) = &mut *to
             && target.origin == Origin::LastConnection
@@ -337,10 +325,6 @@ impl PartDialer {
             *ahead = None;
         }
     }
-
-    fn to(&self) -> MutexGuard<'_, Option<NextNode>> {
-        locked(&self.to)
-    }
 }
 
 impl Nodes {
@@ -349,17 +333,13 @@ impl Nodes {
     }
 
     fn remember(&self, node: &Node) {
-        let mut discovered = self.discovered();
+        let mut discovered = locked(&self.discovered);
         if !self.seeds.contains(node) && !discovered.contains(node) {
             if discovered.len() == MAX_DISCOVERED {
                 discovered.remove(0);
             }
             discovered.push(node.clone());
         }
-    }
-
-    fn discovered(&self) -> MutexGuard<'_, Vec<Node>> {
-        locked(&self.discovered)
     }
 }
 
@@ -442,7 +422,7 @@ mod tests {
     fn redirect(dialer: &PartDialer) {
         let node = ("there".to_owned(), 1);
         let origin = Origin::Redirect;
-        *dialer.to() = Some(NextNode { node, origin });
+        *locked(&dialer.to) = Some(NextNode { node, origin });
     }
 
     /// An attempt that is dropped has run out of time, and may have led to a node that does not answer at all.

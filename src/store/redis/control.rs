@@ -30,15 +30,13 @@ use tokio::{
 
 use super::{
     error::{is_cut, no_answer, store_error},
-    locked::locked,
+    locked,
     lookup::Lookups,
     socket,
-    target::{Dialer, StoreTarget},
+    target::{Dialer, MAX_REDIRECTS, NODES_DISAGREE, StoreTarget},
 };
 use crate::store::StoreError;
 
-/// Maximum number of nodes tried for one command: a cluster in transition may redirect several times.
-const MAX_ATTEMPTS: usize = 8;
 /// How soon another runtime must prove that it drives the connection.
 const DRIVEN_WITHIN: Duration = Duration::from_millis(100);
 
@@ -52,22 +50,17 @@ pub struct ControlConnection {
     current: Mutex<Option<ControlLink>>,
     /// Channels to which each new connection subscribes.
     channels: Mutex<BTreeSet<String>>,
-    inbox: Inbox,
+    /// Messages received. Those that do not fit are dropped unread.
+    inbox: mpsc::Sender<Vec<u8>>,
+    /// Maximum size of a message.
+    max_bytes: usize,
     ended: Arc<Notify>,
     lookups: Lookups,
-}
-
-/// Buffer for messages. A message that does not fit is dropped unread.
-#[derive(Clone)]
-struct Inbox {
-    messages: mpsc::Sender<Vec<u8>>,
-    max_bytes: usize,
 }
 
 #[derive(Clone)]
 struct ControlLink {
     connection: MultiplexedConnection,
-    #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
     client: Client,
     has_ended: Arc<AtomicBool>,
     /// Drives the connection.
@@ -82,26 +75,6 @@ impl ControlLink {
         }
         let sign = self.runtime.spawn(async {});
         matches!(timeout(DRIVEN_WITHIN, sign).await, Ok(Ok(())))
-    }
-}
-
-impl Inbox {
-    fn new(capacity: usize, max_bytes: usize) -> (Self, mpsc::Receiver<Vec<u8>>) {
-        let (messages, received) = mpsc::channel(capacity);
-        let inbox = Self {
-            messages,
-            max_bytes,
-        };
-        (inbox, received)
-    }
-
-    fn put(&self, push: PushInfo) {
-        let [_channel, Value::BulkString(payload)] = &push.data[..] else {
-            return;
-        };
-        if payload.len() <= self.max_bytes {
-            let _ = self.messages.try_send(payload.clone());
-        }
     }
 }
 
@@ -120,7 +93,7 @@ impl ControlConnection {
         capacity: usize,
         max_bytes: usize,
     ) -> (Self, mpsc::Receiver<Vec<u8>>) {
-        let (inbox, received) = Inbox::new(capacity, max_bytes);
+        let (inbox, received) = mpsc::channel(capacity);
         let control = Self {
             dialer: target.dialer(),
             patience,
@@ -128,6 +101,7 @@ impl ControlConnection {
             current: Mutex::default(),
             channels: Mutex::default(),
             inbox,
+            max_bytes,
             ended: Arc::default(),
             lookups: Lookups::default(),
         };
@@ -228,10 +202,12 @@ impl ControlConnection {
     }
 
     async fn run_at_its_node(&self, command: &Cmd) -> RedisResult<Value> {
-        for _ in 0..MAX_ATTEMPTS {
+        for _ in 0..MAX_REDIRECTS {
             let link = self.link().await?;
             let outcome = command.query_async(&mut link.connection.clone()).await;
-            let Some(outcome) = self.redirected(&link, command, outcome).await else {
+            let (again, forget) = (|_| command.clone(), || self.forget(&link));
+            let followed = (self.dialer).follow(outcome, &link.client, again, forget);
+            let Some(outcome) = followed.await else {
                 continue;
             };
             if let Err(error) = &outcome
@@ -244,33 +220,7 @@ impl ControlConnection {
             }
             return outcome;
         }
-        let fault = "the cluster's nodes do not agree on who has a key";
-        Err((redis::ErrorKind::Io, fault).into())
-    }
-
-    /// The outcome of a command, or `None` to repeat the command: in a cluster its key may be elsewhere.
-    #[cfg(feature = "cluster")]
-    async fn redirected(
-        &self,
-        link: &ControlLink,
-        command: &Cmd,
-        outcome: RedisResult<Value>,
-    ) -> Option<RedisResult<Value>> {
-        let Dialer::Cluster(dialer) = &self.dialer else {
-            return Some(outcome);
-        };
-        let (again, forget) = (|_| command.clone(), || self.forget(link));
-        dialer.follow(outcome, &link.client, again, forget).await
-    }
-
-    #[cfg(not(feature = "cluster"))]
-    async fn redirected(
-        &self,
-        _: &ControlLink,
-        _: &Cmd,
-        outcome: RedisResult<Value>,
-    ) -> Option<RedisResult<Value>> {
-        Some(outcome)
+        Err((redis::ErrorKind::Io, NODES_DISAGREE).into())
     }
 
     fn current(&self) -> Option<ControlLink> {
@@ -293,18 +243,20 @@ impl ControlConnection {
 
     async fn open(&self, client: Client) -> RedisResult<ControlLink> {
         let has_ended = Arc::new(AtomicBool::new(false));
-        let end = {
-            let (has_ended, ended) = (has_ended.clone(), self.ended.clone());
-            move || {
-                has_ended.store(true, Relaxed);
-                ended.notify_one();
-            }
+        let (of_link, ended) = (has_ended.clone(), self.ended.clone());
+        let end = move || {
+            of_link.store(true, Relaxed);
+            ended.notify_one();
         };
-        let (inbox, on_push) = (self.inbox.clone(), end.clone());
+        let (inbox, max_bytes, on_push) = (self.inbox.clone(), self.max_bytes, end.clone());
         let config = socket::config().set_push_sender(move |push: PushInfo| {
-            match push.kind {
-                PushKind::Message => inbox.put(push),
-                PushKind::Disconnection => on_push(),
+            match (push.kind, &push.data[..]) {
+                (PushKind::Message, [_channel, Value::BulkString(payload)])
+                    if payload.len() <= max_bytes =>
+                {
+                    let _ = inbox.try_send(payload.clone());
+                }
+                (PushKind::Disconnection, _) => on_push(),
                 _ => {}
             }
             Ok::<(), ()>(())

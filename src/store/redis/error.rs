@@ -3,7 +3,7 @@
 //! The text may quote an answer of the server, which may quote the password: see `server_error.rs`. Only texts from
 //! this crate, the `redis` crate itself and the operating system pass.
 
-use std::{error::Error, fmt, io, sync::Arc, time::Duration};
+use std::{error::Error, io, sync::Arc, time::Duration};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -23,27 +23,15 @@ const EVICTING: [&str; 7] = [
 /// What may be wrong with a server that does not answer like Redis.
 const PERHAPS_TLS: &str = "it may expect TLS (`rediss://`) or none (`redis://`), or not be Redis";
 
-/// The permissions of a socket file do not let this process connect.
-#[derive(Debug)]
+/// An error of a connection to a socket file. A missing permission lasts until an operator changes it; a TCP connection is
+/// denied with the same code, which may pass.
 #[cfg_attr(not(unix), allow(dead_code))]
-struct ForbiddenFile;
-
-impl fmt::Display for ForbiddenFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the permissions of the socket file do not let this process connect")
+pub(super) fn of_socket_file(error: io::Error) -> RedisError {
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return error.into();
     }
-}
-
-impl Error for ForbiddenFile {}
-
-/// Marks an error of a connection to a socket file, if its cause is a missing permission: a TCP connection is denied with
-/// the same code.
-#[cfg_attr(not(unix), allow(dead_code))]
-pub(super) fn of_socket_file(error: io::Error) -> io::Error {
-    match error.kind() {
-        kind @ io::ErrorKind::PermissionDenied => io::Error::new(kind, ForbiddenFile),
-        _ => error,
-    }
+    let fault = "the permissions of the socket file do not let this process connect";
+    (ErrorKind::InvalidClientConfig, fault).into()
 }
 
 /// Names the likely causes, if the server has ended a new connection instead of answering `HELLO`.
@@ -164,14 +152,11 @@ fn inner(error: &RedisError) -> Option<&(dyn Error + Send + Sync + 'static)> {
     Some(&**source)
 }
 
-/// Most connection faults are transient. A failed TLS handshake and the permissions of a socket file are not. A denied
-/// TCP connection is transient too: a firewall denies connections, for example, to a Kubernetes service without
-/// servers.
+/// Most connection faults are transient. A failed TLS handshake is not. A denied TCP connection is transient too: a
+/// firewall denies connections, for example, to a Kubernetes service without servers.
 fn of_io(error: &io::Error) -> StoreError {
-    let is_forbidden = |inner: &(dyn Error + Send + Sync + 'static)| inner.is::<ForbiddenFile>();
     let kind = match error.kind() {
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => StoreErrorKind::Misconfigured,
-        _ if error.get_ref().is_some_and(is_forbidden) => StoreErrorKind::Permission,
         _ => StoreErrorKind::Outage,
     };
     #[cfg(feature = "tls")]
@@ -258,10 +243,10 @@ mod tests {
             StoreErrorKind::Misconfigured
         );
         assert_eq!(kind(io::ErrorKind::UnexpectedEof), StoreErrorKind::Outage);
-        let kind = |kind| store_error(&of_socket_file(io::Error::from(kind)).into()).kind;
+        let kind = |kind| store_error(&of_socket_file(io::Error::from(kind))).kind;
         assert_eq!(
             kind(io::ErrorKind::PermissionDenied),
-            StoreErrorKind::Permission
+            StoreErrorKind::Misconfigured
         );
         assert_eq!(kind(io::ErrorKind::NotFound), StoreErrorKind::Outage);
     }
@@ -334,8 +319,8 @@ mod tests {
     fn tls_that_cannot_be_set_up_is_an_outage_only_if_it_may_pass() {
         #[derive(Debug)]
         struct Unread(Option<io::Error>);
-        impl fmt::Display for Unread {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for Unread {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("canary")
             }
         }

@@ -10,9 +10,9 @@ use futures_util::task::AtomicWaker;
 use redis::{PushInfo, PushKind, Value};
 
 use super::{
+    Known,
     codec::{decode_lost, decode_wake},
-    known::Known,
-    locked::locked,
+    locked,
 };
 use crate::store::Event;
 
@@ -56,8 +56,9 @@ impl Events {
             return;
         };
         if *channel == known.channel_of_all.as_bytes() {
-            let lost = decode_lost(payload).map(|key| Event::Lost(key.to_owned()));
-            lost.into_iter().for_each(|event| self.push(event));
+            if let Some(key) = decode_lost(payload) {
+                self.push(Event::Lost(key.to_owned()));
+            }
         } else if let Some(wake) = decode_wake(payload) {
             self.push(Event::Wake(wake));
         }

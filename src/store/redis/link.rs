@@ -21,12 +21,13 @@ pub(super) type Opened = (Weak<LinkState>, Io);
 /// A connection that exchanges may use.
 #[derive(Clone)]
 pub(super) struct SessionLink {
-    connection: MultiplexedConnection,
+    pub(super) connection: MultiplexedConnection,
     /// Where the connection leads.
-    client: Client,
+    pub(super) client: Client,
     pub(super) state: Arc<LinkState>,
 }
 
+#[derive(Default)]
 pub(super) struct LinkState {
     /// The server counts our subscription, so a count of zero means that it has ended.
     pub(super) is_counted: AtomicBool,
@@ -37,27 +38,14 @@ pub(super) struct LinkState {
     ended: AtomicBool,
     was_called: AtomicBool,
     /// The server does not have the text of the script, and no exchange has sent it.
-    lacks_script: AtomicBool,
+    pub(super) lacks_script: AtomicBool,
     /// How often an exchange has sent the text of the script, since the server had lost it.
-    resent: AtomicU32,
+    pub(super) resent: AtomicU32,
     /// The eviction policy that the server names, if it may evict permits; empty until the server has answered.
     pub(super) evicts: OnceLock<Option<&'static str>>,
 }
 
 impl LinkState {
-    pub(super) fn new() -> Self {
-        Self {
-            is_counted: AtomicBool::new(false),
-            replicas: AtomicU32::new(0),
-            in_use: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
-            was_called: AtomicBool::new(false),
-            lacks_script: AtomicBool::new(false),
-            resent: AtomicU32::new(0),
-            evicts: OnceLock::new(),
-        }
-    }
-
     /// Notes that the connection has ended on its own.
     pub(super) fn end(&self, events: &Events) {
         if !self.ended.swap(true, Relaxed) && self.in_use.load(Relaxed) {
@@ -67,24 +55,8 @@ impl LinkState {
 }
 
 impl SessionLink {
-    pub(super) fn new(
-        connection: MultiplexedConnection,
-        client: Client,
-        state: Arc<LinkState>,
-    ) -> Self {
-        Self {
-            connection,
-            client,
-            state,
-        }
-    }
-
     pub(super) fn is_alive(&self) -> bool {
         !self.state.ended.load(Relaxed)
-    }
-
-    pub(super) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
     }
 
     /// Whether the caller is the first to run a script on this connection.
@@ -92,17 +64,9 @@ impl SessionLink {
         !self.state.was_called.swap(true, Relaxed)
     }
 
-    pub(super) fn note_lacking(&self, lacks: bool) {
-        self.state.lacks_script.store(lacks, Relaxed);
-    }
-
     /// Whether the caller has to send the text of the script. The exchanges behind it find the script by its digest.
     pub(super) fn take_lacking(&self) -> bool {
         self.state.lacks_script.swap(false, Relaxed)
-    }
-
-    pub(super) fn resent(&self) -> u32 {
-        self.state.resent.load(Relaxed)
     }
 
     /// Whether the caller has to send the text of a script that the server has lost. If another exchange has sent it since
@@ -114,18 +78,9 @@ impl SessionLink {
             .is_ok()
     }
 
-    pub(super) fn connection(&self) -> MultiplexedConnection {
-        self.connection.clone()
-    }
-
     /// Whether the server counts our subscription, so that a count of 0 means that the subscription is lost.
     pub(super) fn listens(&self) -> bool {
         self.state.is_counted.load(Relaxed)
-    }
-
-    #[cfg(feature = "cluster")]
-    pub(super) fn client(&self) -> &Client {
-        &self.client
     }
 
     /// The address of its server.

@@ -16,7 +16,7 @@ use std::{
 use futures_util::future::{BoxFuture, FutureExt, Shared};
 use tokio::task::{AbortHandle, spawn_blocking};
 
-use super::locked::locked;
+use super::locked;
 
 #[derive(Default)]
 pub(super) struct Lookups {

@@ -31,7 +31,7 @@ use std::{
     collections::HashMap,
     mem,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -49,7 +49,7 @@ use redis::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-use super::{error::store_error, locked::locked, socket};
+use super::{error::store_error, locked, socket};
 
 const MAX_SENTINELS: usize = 16;
 const DEFAULT_PORT: u16 = 26_379;
@@ -91,17 +91,14 @@ pub(super) struct PrimaryDialer {
 struct Named {
     server: Server,
     at: Instant,
-    notice: Notice,
+    /// Set by the sentinel as soon as it names another.
+    was_replaced: Arc<AtomicBool>,
+    /// To that sentinel.
+    _connection: MultiplexedConnection,
 }
 
 /// Host and port.
 type Server = (String, u16);
-
-/// Set by the sentinel that named the primary, as soon as it names another.
-struct Notice {
-    came: Arc<AtomicBool>,
-    _connection: MultiplexedConnection,
-}
 
 impl Named {
     fn is_recent(&self) -> bool {
@@ -127,15 +124,12 @@ impl PrimaryDialer {
         F: Future<Output = RedisResult<T>>,
     {
         let (sentinels, open) = (&*self.sentinels, &open);
-        let attempt = |server: Server| {
-            let client = Client::open(sentinels.server_at(&server));
-            async move {
-                let outcome = match client {
-                    Ok(client) => open(client).await,
-                    Err(error) => Err(error),
-                };
-                (server, outcome)
-            }
+        let attempt = |server: Server| async move {
+            let outcome = match Client::open(socket::at(&sentinels.server, server.clone())) {
+                Ok(client) => open(client).await,
+                Err(error) => Err(error),
+            };
+            (server, outcome)
         };
         let mut answers: FuturesUnordered<_> = sentinels
             .sentinels
@@ -175,7 +169,7 @@ impl PrimaryDialer {
                 *locked(&self.tried) = at;
             }
         }
-        self.named().clear();
+        locked(&self.named).clear();
         let fault = self.fault();
         Err(fault.unwrap_or_else(|| (ErrorKind::EmptySentinelList, "there is no sentinel").into()))
     }
@@ -187,9 +181,9 @@ impl PrimaryDialer {
 
     /// The servers named in an attempt that had no time left to connect to them.
     fn remembered(&self) -> Vec<Server> {
-        let mut named = self.named();
+        let mut named = locked(&self.named);
         named.retain(|named| {
-            let is_named = !named.notice.came.load(Relaxed);
+            let is_named = !named.was_replaced.load(Relaxed);
             is_named && named.is_recent() && !self.sentinels.was_replaced(&named.server)
         });
         named.iter().map(|named| named.server.clone()).collect()
@@ -197,23 +191,18 @@ impl PrimaryDialer {
 
     /// Returns whether no sentinel has named the server before.
     fn remember(&self, new: Named) -> bool {
-        let mut named = self.named();
-        match named.iter_mut().find(|named| named.server == new.server) {
-            Some(known) => {
-                *known = new;
-                false
-            }
-            None => {
-                named.push(new);
-                true
-            }
-        }
+        let mut named = locked(&self.named);
+        let before = named.len();
+        named.retain(|known| known.server != new.server);
+        let is_new = named.len() == before;
+        named.push(new);
+        is_new
     }
 
     /// Keeps the subscription to a sentinel that has named the primary.
     fn note_primary(&self, server: &Server) {
-        let named = mem::take(&mut *self.named());
-        *self.primary() = named.into_iter().find(|named| named.server == *server);
+        let named = mem::take(&mut *locked(&self.named));
+        *locked(&self.primary) = named.into_iter().find(|named| named.server == *server);
     }
 
     /// The address of the server that the last error is about, or of all sentinels.
@@ -226,9 +215,9 @@ impl PrimaryDialer {
 
     /// Whether the primary has changed since the last search.
     pub(super) fn has_switched(&self) -> bool {
-        self.primary()
+        locked(&self.primary)
             .as_ref()
-            .is_some_and(|primary| primary.notice.came.load(Relaxed))
+            .is_some_and(|primary| primary.was_replaced.load(Relaxed))
     }
 
     /// Completes when the primary has changed since the last call.
@@ -243,18 +232,10 @@ impl PrimaryDialer {
     /// Ends the subscription to the sentinel. What an attempt without enough time has found is kept for the next one, even
     /// if only the first exchange was not answered in time.
     pub(super) fn disconnect(&self) {
-        let primary = self.primary().take();
+        let primary = locked(&self.primary).take();
         if let Some(primary) = primary.filter(Named::is_recent) {
             self.remember(primary);
         }
-    }
-
-    fn primary(&self) -> MutexGuard<'_, Option<Named>> {
-        locked(&self.primary)
-    }
-
-    fn named(&self) -> MutexGuard<'_, Vec<Named>> {
-        locked(&self.named)
     }
 }
 
@@ -305,15 +286,11 @@ impl Sentinels {
         sentinels.join(",")
     }
 
-    pub(super) fn db(&self) -> i64 {
-        self.server.redis_settings().db()
-    }
-
     /// The server that one sentinel names.
     async fn ask(&self, sentinel: &Client, switched: &Arc<Notify>) -> RedisResult<Named> {
-        let came = Arc::new(AtomicBool::new(false));
-        let (service, notified, replaced) =
-            (self.service.clone(), came.clone(), self.replaced.clone());
+        let was_replaced = Arc::new(AtomicBool::new(false));
+        let notified = was_replaced.clone();
+        let (service, replaced) = (self.service.clone(), self.replaced.clone());
         let switched = switched.clone();
         let config = socket::config().set_push_sender(move |push: PushInfo| {
             if let Some((host, port)) = replaced_by(&push, &service) {
@@ -344,10 +321,8 @@ impl Sentinels {
         Ok(Named {
             server,
             at: Instant::now(),
-            notice: Notice {
-                came,
-                _connection: connection,
-            },
+            was_replaced,
+            _connection: connection,
         })
     }
 
@@ -373,10 +348,6 @@ impl Sentinels {
             .is_some_and(|(old_host, old_port, at)| {
                 old_host == host && old_port == port && at.elapsed() < DEMOTED_WITHIN
             })
-    }
-
-    fn server_at(&self, server: &Server) -> ConnectionInfo {
-        socket::at(&self.server, server.clone())
     }
 }
 
@@ -477,7 +448,7 @@ mod tests {
             assert_eq!(settings.password(), Some("w=rd"));
             assert_eq!(settings.db(), 0);
         }
-        let server = sentinels.server_at(&("::3".to_owned(), 4));
+        let server = socket::at(&sentinels.server, ("::3".to_owned(), 4));
         assert_eq!(server.addr().to_string(), "::3:4");
         assert_eq!(server.redis_settings().password(), Some("p@ss"));
     }

@@ -14,18 +14,16 @@ use futures_util::future::{BoxFuture, FutureExt, join, join3, try_join};
 use redis::{Client, Cmd, PushInfo, PushKind, RedisResult, Script, Value, cmd};
 use tokio::time::{Instant, timeout};
 
-#[cfg(feature = "cluster")]
-use super::cluster::PartDialer;
 use super::{
+    Known,
     codec::{decode, encode},
     error::{evicting, is_cut, is_unknown_script, no_answer, store_error},
     events::Events,
-    known::Known,
     link::{LinkState, Opened, SessionLink},
-    locked::locked,
+    locked,
     lookup::Lookups,
     socket,
-    target::Dialer,
+    target::{Dialer, MAX_REDIRECTS, NODES_DISAGREE},
 };
 use crate::{
     ledger::{EXCHANGE_LUA, Exchange, HELLO_LUA, Reply},
@@ -34,9 +32,6 @@ use crate::{
 
 static EXCHANGE: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
 static HELLO: LazyLock<Script> = LazyLock::new(|| Script::new(HELLO_LUA));
-/// Maximum number of redirects of one exchange: a cluster in transition may need several.
-#[cfg(feature = "cluster")]
-const MAX_REDIRECTS: usize = 8;
 /// Time limit of a question beside the exchanges.
 const MAX_QUESTION: Duration = Duration::from_secs(10);
 
@@ -51,7 +46,15 @@ pub(super) struct RedisSession {
 impl RedisSession {
     pub(super) fn new(known: Arc<Known>, dialer: Dialer) -> Self {
         Self {
-            exchanger: Arc::new(Exchanger::new(known, dialer)),
+            exchanger: Arc::new(Exchanger {
+                known,
+                dialer,
+                events: Arc::default(),
+                connecting: tokio::sync::Mutex::default(),
+                current: Mutex::default(),
+                opened: Mutex::default(),
+                lookups: Lookups::default(),
+            }),
             connections: Vec::new(),
             count_timer: CountTimer::default(),
             question: None,
@@ -94,7 +97,7 @@ impl RedisSession {
     /// Drives all connections in use.
     fn poll_connections(&mut self, cx: &mut Context<'_>) {
         let exchanger = &self.exchanger;
-        self.connections.extend(exchanger.take_opened());
+        self.connections.append(&mut locked(&exchanger.opened));
         self.connections.retain_mut(|(link, io)| {
             let Some(link) = link.upgrade() else {
                 return false;
@@ -190,30 +193,15 @@ impl Called {
 
 /// Exchanges.
 impl Exchanger {
+    /// Runs an exchange, in a cluster at its key's node.
     async fn exchange(&self, exchange: &Exchange) -> Result<Reply, StoreError> {
-        #[cfg(feature = "cluster")]
-        if let Dialer::Cluster(dialer) = &self.dialer {
-            return self.exchange_in(dialer, exchange).await;
-        }
-        let link = self.link(exchange).await?;
-        let outcome = self.run(&link, exchange).await;
-        self.read(&link, exchange, outcome)
-    }
-
-    /// Runs an exchange at its key's node.
-    #[cfg(feature = "cluster")]
-    async fn exchange_in(
-        &self,
-        dialer: &PartDialer,
-        exchange: &Exchange,
-    ) -> Result<Reply, StoreError> {
         for _ in 0..MAX_REDIRECTS {
             let link = self.link(exchange).await?;
             let outcome = self.run(&link, exchange).await;
             // The subscription is at this node: the other one counts no subscribers of ours.
             let command = |by_text| self.encode(exchange, Called::by_text(by_text), false);
             let forget = || self.forget(&link);
-            let followed = dialer.follow(outcome, link.client(), command, forget);
+            let followed = (self.dialer).follow(outcome, &link.client, command, forget);
             if let Some(outcome) = followed.await {
                 return self.read(&link, exchange, outcome);
             }
@@ -222,19 +210,18 @@ impl Exchanger {
                 return Err(moved.at(&self.dialer.address()));
             }
         }
-        let message = "the cluster's nodes do not agree on who has a key";
-        Err(StoreError::outage(message).at(&self.dialer.address()))
+        Err(StoreError::outage(NODES_DISAGREE).at(&self.dialer.address()))
     }
 
     async fn run(&self, link: &SessionLink, exchange: &Exchange) -> RedisResult<Value> {
         if link.take_first_call() {
             return self.run_first(link, exchange).await;
         }
-        let mut connection = link.connection();
+        let mut connection = link.connection.clone();
         let by_text = !exchange.is_empty() && link.take_lacking();
         let mut called = Called::by_text(by_text);
         loop {
-            let resent = link.resent();
+            let resent = link.state.resent.load(Relaxed);
             let command = self.encode(exchange, called, link.listens());
             match command.query_async(&mut connection).await {
                 // All exchanges in flight find this out. The first of them sends the text, and the others follow it on the
@@ -254,13 +241,14 @@ impl Exchanger {
         let listens = link.listens();
         let command = self.encode(hello, Called::ByText, listens);
         let other = self.encode(hello, Called::AsExchange, listens);
-        let (mut first, mut second) = (link.connection(), link.connection());
+        let (mut first, mut second) = (link.connection.clone(), link.connection.clone());
         let (outcome, found) = join(
             command.query_async(&mut first),
             other.query_async::<Value>(&mut second),
         )
         .await;
-        link.note_lacking(found.is_err_and(|error| is_unknown_script(&error)));
+        let lacks_script = found.is_err_and(|error| is_unknown_script(&error));
+        link.state.lacks_script.store(lacks_script, Relaxed);
         outcome
     }
 
@@ -289,43 +277,20 @@ impl Exchanger {
     }
 
     fn encode(&self, exchange: &Exchange, called: Called, listens: bool) -> Cmd {
-        let (text, script) = match called {
-            Called::ByText | Called::ByDigest if exchange.is_empty() => (HELLO_LUA, &HELLO),
-            _ => (EXCHANGE_LUA, &EXCHANGE),
+        let is_hello = exchange.is_empty() && called != Called::AsExchange;
+        let (command, script) = match (called, is_hello) {
+            (Called::ByText, true) => ("EVAL", HELLO_LUA),
+            (Called::ByText, false) => ("EVAL", EXCHANGE_LUA),
+            (_, true) => ("EVALSHA", HELLO.get_hash()),
+            (_, false) => ("EVALSHA", EXCHANGE.get_hash()),
         };
-        let (command, script) = match called {
-            Called::ByText => ("EVAL", text),
-            Called::ByDigest | Called::AsExchange => ("EVALSHA", script.get_hash()),
-        };
-        let Known {
-            wake_prefix,
-            idle_key,
-            ..
-        } = &*self.known;
-        let idle_key = idle_key.as_deref();
+        let (wake_prefix, idle_key) = (&self.known.wake_prefix, self.known.idle_key.as_deref());
         encode(command, script, wake_prefix, idle_key, listens, exchange)
     }
 }
 
 /// Connections.
 impl Exchanger {
-    fn new(known: Arc<Known>, dialer: Dialer) -> Self {
-        Self {
-            known,
-            dialer,
-            events: Arc::default(),
-            connecting: tokio::sync::Mutex::default(),
-            current: Mutex::default(),
-            opened: Mutex::default(),
-            lookups: Lookups::default(),
-        }
-    }
-
-    /// Connections opened since the last call.
-    fn take_opened(&self) -> Vec<Opened> {
-        std::mem::take(&mut *locked(&self.opened))
-    }
-
     /// The latest connection, unless it has ended.
     fn current(&self) -> Option<SessionLink> {
         locked(&self.current).clone().filter(SessionLink::is_alive)
@@ -340,8 +305,12 @@ impl Exchanger {
         if !exchange.is_hello() {
             return Err(StoreError::outage("the connection has ended").at(&self.dialer.address()));
         }
-        let link = self.connect().await;
+        let subscribes = self.known.subscription.begins(Instant::now());
+        // Without a time limit: the caller limits the whole exchange.
+        let link = self.dialer.connect(|client| self.open(client, subscribes));
+        let link = link.await;
         let link = link.map_err(|error| store_error(&error).at(&self.dialer.address()))?;
+        self.use_from_now(&link);
         let old = locked(&self.current).replace(link.clone());
         drop(old);
         Ok(link)
@@ -349,7 +318,8 @@ impl Exchanger {
 
     /// Takes this connection out of use, and returns whether it was in use. Exchanges in flight may still be answered.
     fn forget(&self, link: &SessionLink) -> bool {
-        let old = locked(&self.current).take_if(|current| current.is(link));
+        let is_it = |current: &mut SessionLink| Arc::ptr_eq(&current.state, &link.state);
+        let old = locked(&self.current).take_if(is_it);
         old.is_some()
     }
 
@@ -359,26 +329,10 @@ impl Exchanger {
         self.dialer.disconnect();
     }
 
-    /// Connects without a time limit: the caller limits the whole exchange.
-    async fn connect(&self) -> RedisResult<SessionLink> {
-        let subscribes = self.known.subscription.begins(Instant::now());
-        let link = self.dialer.connect(|client| self.open(client, subscribes));
-        let link = link.await?;
-        self.use_from_now(&link);
-        Ok(link)
-    }
-
     /// Opens a connection and awaits the confirmation of its subscription, if any. Its end is not reported before its
     /// first use.
     async fn open(&self, client: Client, subscribes: bool) -> RedisResult<SessionLink> {
-        let link = self.dial(client).await?;
-        self.confirm(&link, subscribes).await?;
-        Ok(link)
-    }
-
-    /// Opens a connection that the server has greeted.
-    async fn dial(&self, client: Client) -> RedisResult<SessionLink> {
-        let state = Arc::new(LinkState::new());
+        let state = Arc::<LinkState>::default();
         // A strong reference here would keep the connection's state alive.
         let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
         let known = self.known.clone();
@@ -394,13 +348,19 @@ impl Exchanger {
             locked(&self.opened).push((Arc::downgrade(&state), io));
             self.events.poller().wake();
         }
-        Ok(SessionLink::new(connection, client, state))
+        let link = SessionLink {
+            connection,
+            client,
+            state,
+        };
+        self.confirm(&link, subscribes).await?;
+        Ok(link)
     }
 
     /// Subscribes if required, checks the server, and asks the first connection's questions, in one round trip: a few round
     /// trips to a distant store may exceed an exchange's time limit.
     async fn confirm(&self, link: &SessionLink, subscribes: bool) -> RedisResult<()> {
-        let check = self.dialer.check(link.connection());
+        let check = self.dialer.check(link.connection.clone());
         let subscribed = async {
             if subscribes {
                 self.subscribe(link).await?;
@@ -412,7 +372,7 @@ impl Exchanger {
     }
 
     async fn subscribe(&self, link: &SessionLink) -> RedisResult<()> {
-        let mut subscriber = link.connection();
+        let mut subscriber = link.connection.clone();
         let channels = [&self.known.channel, &self.known.channel_of_all];
         // In this order: the count has to include this subscription.
         let subscription = subscriber.subscribe(&channels);
@@ -444,11 +404,9 @@ impl Exchanger {
         let channels = [&self.known.channel, &self.known.channel_of_all];
         let mut count = cmd("PUBSUB");
         count.arg("NUMSUB").arg(&channels);
-        let mut connection = link.connection();
-        match count
-            .query_async::<HashMap<String, u32>>(&mut connection)
-            .await
-        {
+        let mut connection = link.connection.clone();
+        let counts: RedisResult<HashMap<String, u32>> = count.query_async(&mut connection).await;
+        match counts {
             Ok(counts) => {
                 let count = |channel: &String| counts.get(channel).copied().unwrap_or(0);
                 Ok(Some(channels.map(count)))
@@ -484,7 +442,7 @@ impl Exchanger {
         }
         let mut ask = cmd("CONFIG");
         ask.arg("GET").arg("maxmemory-policy");
-        let mut connection = link.connection();
+        let mut connection = link.connection.clone();
         let policy: RedisResult<Vec<(String, String)>> = ask.query_async(&mut connection).await;
         if !policy.as_ref().is_err_and(is_cut) {
             let mut policies = policy.unwrap_or_default().into_iter();
@@ -522,7 +480,7 @@ mod tests {
     use crate::{
         ledger::{Batch, ReplicaId},
         redis_server::RedisServer,
-        store::redis::{RedisStore, StoreTarget, link::LinkState},
+        store::redis::{RedisStore, StoreTarget},
     };
 
     fn exchange(batches: Vec<Batch>) -> Arc<Exchange> {
@@ -561,7 +519,7 @@ mod tests {
         let link = exchanger.current().unwrap();
         drive(&mut session, exchanger.count_replicas(&link)).await;
         assert!(link.is_alive() && link.listens());
-        let mut connection = link.connection();
+        let mut connection = link.connection.clone();
         let ended = connection.unsubscribe(&exchanger.known.channel);
         drive(&mut session, ended).await.unwrap();
         // A server that does not answer the question says nothing about the subscription.
@@ -579,7 +537,7 @@ mod tests {
         let target = StoreTarget::open("redis://localhost").unwrap();
         let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
             .session(crate::part::Part::default());
-        let link = Arc::new(LinkState::new());
+        let link = Arc::<LinkState>::default();
         link.in_use.store(true, Relaxed);
         let io = future::ready(()).boxed();
         session.connections.push((Arc::downgrade(&link), io));

@@ -36,7 +36,6 @@ pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
 }
 
 /// These settings, for the server at this host and port.
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
 pub(super) fn at(info: &ConnectionInfo, server: (String, u16)) -> ConnectionInfo {
     let mut address = info.addr().clone();
     if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } =

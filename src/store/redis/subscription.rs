@@ -10,7 +10,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -18,7 +18,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::locked::locked;
+use super::locked;
 
 /// Two ends within this time begin a pause.
 const SUSPICIOUS: Duration = Duration::from_secs(60);
@@ -50,18 +50,18 @@ impl Subscription {
 
     /// Whether a new connection subscribes. Ends a pause that is over.
     pub(super) fn begins(&self, now: Instant) -> bool {
-        self.resumes(now) || self.health().paused_until.is_none()
+        self.resumes(now) || locked(&self.health).paused_until.is_none()
     }
 
     /// The rest of a pause.
     pub(super) fn pause(&self, now: Instant) -> Option<Duration> {
-        let until = self.health().paused_until;
+        let until = locked(&self.health).paused_until;
         until.map(|until| until.saturating_duration_since(now))
     }
 
     /// Whether a pause is over, so that the connection in use subscribes. True once for each pause.
     pub(super) fn resumes(&self, now: Instant) -> bool {
-        let mut health = self.health();
+        let mut health = locked(&self.health);
         let is_over = health.paused_until.take_if(|until| *until <= now).is_some();
         if is_over {
             health.since = Some(now);
@@ -71,7 +71,7 @@ impl Subscription {
 
     /// Notes that a connection has ended on its own.
     pub(super) fn note_end(&self, now: Instant) {
-        let mut health = self.health();
+        let mut health = locked(&self.health);
         // Otherwise it had no subscription.
         if health.paused_until.is_some() {
             return;
@@ -93,10 +93,6 @@ impl Subscription {
                  their slots by polling"
             );
         }
-    }
-
-    fn health(&self) -> MutexGuard<'_, SubscriptionHealth> {
-        locked(&self.health)
     }
 }
 

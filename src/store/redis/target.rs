@@ -2,20 +2,15 @@
 //!
 //! Tests: `tests.rs`.
 
-use std::future::pending;
-use std::{
-    borrow::Cow,
-    fmt,
-    sync::{Arc, atomic::AtomicBool},
+use std::{fmt, future::pending, sync::Arc};
+
+use redis::{Client, Cmd, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+
+use super::{
+    cluster::{Cluster, PartDialer},
+    sentinel::{PrimaryDialer, Sentinels, check_primary},
+    socket,
 };
-
-use redis::{Client, ConnectionInfo, RedisError, RedisResult, aio::MultiplexedConnection};
-
-#[cfg(feature = "cluster")]
-use super::cluster::{Cluster, PartDialer};
-#[cfg(feature = "sentinel")]
-use super::sentinel::{PrimaryDialer, Sentinels, check_primary};
-use super::{parameters, socket};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     part::{Part, Parts},
@@ -30,19 +25,20 @@ enum Location {
     /// One server, by name.
     Server(Arc<Client>),
     /// The primary named by sentinels.
-    #[cfg(feature = "sentinel")]
     Sentinel(Arc<Sentinels>),
     /// The node of a cluster that owns the part's hash slot.
-    #[cfg(feature = "cluster")]
     Cluster(Cluster),
 }
+
+/// Maximum number of nodes tried for one command: a cluster in transition may redirect several times.
+pub(super) const MAX_REDIRECTS: usize = 8;
+/// The fault of a command that was redirected as often.
+pub(super) const NODES_DISAGREE: &str = "the cluster's nodes do not agree on who has a key";
 
 /// Makes the connections of one session.
 pub(super) enum Dialer {
     Server(Arc<Client>),
-    #[cfg(feature = "sentinel")]
     Sentinel(Box<PrimaryDialer>),
-    #[cfg(feature = "cluster")]
     Cluster(Box<PartDialer>),
 }
 
@@ -51,91 +47,41 @@ impl StoreTarget {
     pub fn open(url: &str) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
         let (server, way) = scheme.split_once('+').unwrap_or((scheme, ""));
-        let target = match (server, way) {
-            (_, "" | "sentinel" | "cluster") if server != "unix" && splits_password(rest) => {
+        // Of one server.
+        let scheme = match server {
+            "valkey" => "redis",
+            "valkeys" => "rediss",
+            other => other,
+        };
+        let location = match (scheme, way) {
+            (_, "" | "sentinel" | "cluster") if scheme != "unix" && splits_password(rest) => {
                 Err("the user or the password in the store's URL is not percent-encoded")
             }
-            ("rediss" | "valkeys", _) if cfg!(not(feature = "tls")) => {
+            ("rediss", _) if cfg!(not(feature = "tls")) => {
                 Err("TLS to the store needs the feature `tls`")
             }
-            ("redis" | "valkey", "" | "unix") | ("unix" | "rediss" | "valkeys", "") => {
+            ("redis", "" | "unix") | ("unix" | "rediss", "") => {
                 let client = Client::open(url).map_err(|_| "the store's URL cannot be read");
-                client.map(Self::from)
+                client.map(|client| Self::from(client).0)
             }
-            ("redis" | "valkey", "sentinel") => Self::sentinel("redis", rest),
-            ("rediss" | "valkeys", "sentinel") => Self::sentinel("rediss", rest),
-            ("redis" | "valkey", "cluster") => Self::cluster("redis", rest),
-            ("rediss" | "valkeys", "cluster") => Self::cluster("rediss", rest),
+            ("redis" | "rediss", "sentinel") => Sentinels::open(scheme, rest)
+                .map(|sentinels| Location::Sentinel(Arc::new(sentinels))),
+            ("redis" | "rediss", "cluster") => Cluster::open(scheme, rest).map(Location::Cluster),
             _ => Err("the store's URL does not begin with `redis://` or another scheme of Redis"),
         };
-        let known: &[&str] = match (server, way) {
-            ("unix", _) | (_, "unix") => &["user", "pass", "protocol"],
+        let known: &[&str] = match (scheme, way) {
+            ("unix", _) | (_, "unix") => &["db", "user", "pass", "protocol"],
             (_, "sentinel") => &["sentinel_username", "sentinel_password", "protocol"],
             _ => &["protocol"],
         };
-        let refused = |fault: Cow<'_, str>| ConfigError::new(ConfigErrorKind::Url, fault);
-        let target = target.map_err(|fault| refused(fault.into()))?;
-        match parameters::database(url, known).map_err(|fault| refused(fault.into()))? {
-            Some(db) => target
-                .on_database(db)
-                .map_err(|fault| refused(fault.into())),
-            None => Ok(target),
-        }
-    }
-
-    /// With the database that a parameter of the URL names.
-    fn on_database(self, db: i64) -> Result<Self, &'static str> {
-        if ![0, db].contains(&self.db()) {
-            return Err("the store's URL names two databases");
-        }
-        let with_db = |info: &ConnectionInfo| {
-            let settings = info.redis_settings().clone().set_db(db);
-            info.clone().set_redis_settings(settings)
-        };
-        match self.0 {
-            Location::Server(client) => {
-                let client = Client::open(with_db(client.get_connection_info()));
-                let client = client.map_err(|_| "the store's URL cannot be read")?;
-                Ok(Self(Location::Server(Arc::new(client))))
-            }
-            #[cfg(feature = "sentinel")]
-            Location::Sentinel(mut sentinels) => {
-                if let Some(only) = Arc::get_mut(&mut sentinels) {
-                    only.server = with_db(&only.server);
-                }
-                Ok(Self(Location::Sentinel(sentinels)))
-            }
-            #[cfg(feature = "cluster")]
-            Location::Cluster(cluster) if db == 0 => Ok(Self(Location::Cluster(cluster))),
-            #[cfg(feature = "cluster")]
-            Location::Cluster(_) => Err("a cluster has no databases to choose from"),
-        }
-    }
-
-    #[cfg(feature = "sentinel")]
-    fn sentinel(scheme: &str, rest: &str) -> Result<Self, &'static str> {
-        Sentinels::open(scheme, rest).map(|sentinels| Self(Location::Sentinel(Arc::new(sentinels))))
-    }
-
-    #[cfg(not(feature = "sentinel"))]
-    fn sentinel(_scheme: &str, _rest: &str) -> Result<Self, &'static str> {
-        Err("to find the store by sentinels needs the feature `sentinel`")
-    }
-
-    #[cfg(feature = "cluster")]
-    fn cluster(scheme: &str, rest: &str) -> Result<Self, &'static str> {
-        Cluster::open(scheme, rest).map(|cluster| Self(Location::Cluster(cluster)))
-    }
-
-    #[cfg(not(feature = "cluster"))]
-    fn cluster(_scheme: &str, _rest: &str) -> Result<Self, &'static str> {
-        Err("a cluster as the store needs the feature `cluster`")
+        let location = location.map_err(refused)?;
+        check_parameters(url, known).map_err(refused)?;
+        Ok(Self(location))
     }
 
     /// The parts of a cluster; any other store is one whole.
     pub fn parts(self) -> Vec<Self> {
         match self.0 {
-            #[cfg(feature = "cluster")]
             Location::Cluster(cluster) => {
                 let of = |part| Self(Location::Cluster(cluster.for_part(part)));
                 Part::all().map(of).collect()
@@ -155,18 +101,8 @@ impl StoreTarget {
     /// The cluster part of this target.
     pub(crate) fn part(&self) -> Option<Part> {
         match &self.0 {
-            #[cfg(feature = "cluster")]
-            Location::Cluster(cluster) => Some(cluster.part()),
+            Location::Cluster(cluster) => Some(cluster.part),
             _ => None,
-        }
-    }
-
-    /// Whether a warning of small output buffers was logged; shared by all parts of a cluster.
-    pub(super) fn warned(&self) -> Arc<AtomicBool> {
-        match &self.0 {
-            #[cfg(feature = "cluster")]
-            Location::Cluster(cluster) => cluster.warned(),
-            _ => Arc::default(),
         }
     }
 
@@ -174,9 +110,7 @@ impl StoreTarget {
     pub(crate) fn db(&self) -> i64 {
         match &self.0 {
             Location::Server(client) => client.get_connection_info().redis_settings().db(),
-            #[cfg(feature = "sentinel")]
-            Location::Sentinel(sentinels) => sentinels.db(),
-            #[cfg(feature = "cluster")]
+            Location::Sentinel(sentinels) => sentinels.server.redis_settings().db(),
             Location::Cluster(_) => 0,
         }
     }
@@ -185,9 +119,7 @@ impl StoreTarget {
     pub(crate) fn address(&self) -> String {
         match &self.0 {
             Location::Server(client) => socket::address_of(client.get_connection_info()),
-            #[cfg(feature = "sentinel")]
             Location::Sentinel(sentinels) => sentinels.address(),
-            #[cfg(feature = "cluster")]
             Location::Cluster(cluster) => cluster.address(),
         }
     }
@@ -195,11 +127,9 @@ impl StoreTarget {
     pub(super) fn dialer(&self) -> Dialer {
         match &self.0 {
             Location::Server(client) => Dialer::Server(client.clone()),
-            #[cfg(feature = "sentinel")]
             Location::Sentinel(sentinels) => {
                 Dialer::Sentinel(Box::new(PrimaryDialer::new(sentinels.clone())))
             }
-            #[cfg(feature = "cluster")]
             Location::Cluster(cluster) => Dialer::Cluster(Box::new(cluster.dialer())),
         }
     }
@@ -209,6 +139,26 @@ impl fmt::Debug for StoreTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("StoreTarget").field(&self.address()).finish()
     }
+}
+
+fn refused(fault: impl Into<String>) -> ConfigError {
+    ConfigError::new(ConfigErrorKind::Url, fault)
+}
+
+/// Refuses unknown parameters: ignored ones could lead to another database. The error repeats none of them, because any
+/// text may be a part of a password.
+fn check_parameters(url: &str, known: &[&str]) -> Result<(), String> {
+    let before_fragment = url.split('#').next().unwrap_or_default();
+    let (_, query) = before_fragment.split_once('?').unwrap_or_default();
+    let parameters = query.split('&').filter(|each| !each.is_empty());
+    let mut names = parameters.map(|each| each.split('=').next().unwrap_or_default());
+    if names.all(|name| known.contains(&name)) {
+        return Ok(());
+    }
+    let known = known.join("`, `");
+    Err(format!(
+        "the store's URL has an unknown parameter: known are `{known}`; the database of a server is a path, such as `/1`"
+    ))
 }
 
 /// Whether a password was cut at a `/`, `?` or `#`: its beginning would be taken for a host, which is no secret.
@@ -233,10 +183,22 @@ impl Dialer {
     {
         match self {
             Self::Server(client) => open(Client::clone(client)).await,
-            #[cfg(feature = "sentinel")]
             Self::Sentinel(dialer) => dialer.connect(open).await,
-            #[cfg(feature = "cluster")]
             Self::Cluster(dialer) => dialer.connect(open).await,
+        }
+    }
+
+    /// Follows a redirect in a cluster: see [`PartDialer::follow`].
+    pub(super) async fn follow(
+        &self,
+        outcome: RedisResult<Value>,
+        from: &Client,
+        command: impl Fn(bool) -> Cmd,
+        forget: impl FnOnce() -> bool,
+    ) -> Option<RedisResult<Value>> {
+        match self {
+            Self::Cluster(dialer) => dialer.follow(outcome, from, command, forget).await,
+            _ => Some(outcome),
         }
     }
 
@@ -244,9 +206,7 @@ impl Dialer {
     pub(super) fn address(&self) -> String {
         match self {
             Self::Server(client) => socket::address_of(client.get_connection_info()),
-            #[cfg(feature = "sentinel")]
             Self::Sentinel(dialer) => dialer.address(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(dialer) => dialer.address(),
         }
     }
@@ -255,7 +215,6 @@ impl Dialer {
     /// round trip.
     pub(super) async fn check(&self, connection: MultiplexedConnection) -> RedisResult<()> {
         match self {
-            #[cfg(feature = "sentinel")]
             Self::Sentinel(_) => check_primary(connection).await,
             _ => {
                 drop(connection);
@@ -267,7 +226,6 @@ impl Dialer {
     /// Notes that the server of the last connection could not do its work: the next connection leads elsewhere, if
     /// possible.
     pub(super) fn search_again(&self) {
-        #[cfg(feature = "cluster")]
         if let Self::Cluster(dialer) = self {
             dialer.search_again();
         }
@@ -276,7 +234,6 @@ impl Dialer {
     /// The error that the latest attempt to connect found before it ran out of time.
     pub(super) fn fault(&self) -> Option<RedisError> {
         match self {
-            #[cfg(feature = "sentinel")]
             Self::Sentinel(dialer) => dialer.fault(),
             _ => None,
         }
@@ -285,7 +242,6 @@ impl Dialer {
     /// Whether another server has replaced the last one, according to a notice.
     pub(super) fn has_switched(&self) -> bool {
         match self {
-            #[cfg(feature = "sentinel")]
             Self::Sentinel(dialer) => dialer.has_switched(),
             _ => false,
         }
@@ -298,7 +254,6 @@ impl Dialer {
     /// Cancel safe.
     pub(super) async fn switched(&self) {
         match self {
-            #[cfg(feature = "sentinel")]
             Self::Sentinel(dialer) => dialer.switched().await,
             _ => pending().await,
         }
@@ -307,9 +262,7 @@ impl Dialer {
     /// Drops the dialer's own connections.
     pub(super) fn disconnect(&self) {
         match self {
-            #[cfg(feature = "sentinel")]
             Self::Sentinel(dialer) => dialer.disconnect(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(dialer) => dialer.disconnect(),
             Self::Server(_) => {}
         }
@@ -330,6 +283,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn unknown_parameters_are_refused_and_secrets_are_not_repeated() {
+        let check = |url| check_parameters(url, &["protocol"]);
+        assert_eq!(check("redis://host"), Ok(()));
+        assert_eq!(check("redis://host?protocol=resp3#x"), Ok(()));
+        for url in [
+            "redis://host?ssl=true",
+            "redis://host?db=1",
+            "redis://host?protocol=resp3&password=canary",
+            "redis://host?canary",
+        ] {
+            let fault = check(url).expect_err(url);
+            let expected = "unknown parameter: known are `protocol`; the database";
+            assert!(
+                fault.contains(expected) && !fault.contains("canary"),
+                "{fault}"
+            );
+        }
+    }
+
+    #[test]
     fn an_address_has_no_user_and_no_password() {
         for (url, expected) in [
             ("redis://user:canary@redis.shop/2", "redis.shop:6379/2"),
@@ -344,12 +317,10 @@ mod tests {
                 "rediss://user:canary@redis.shop/2#insecure",
                 "redis.shop:6379/2",
             ),
-            #[cfg(feature = "sentinel")]
             (
                 "redis+sentinel://user:canary@one,[::2]:2/main/3?sentinel_password=canary",
                 "one:26379,[::2]:2",
             ),
-            #[cfg(feature = "cluster")]
             ("redis+cluster://user:canary@one:1,two:2", "one:1,two:2"),
         ] {
             let target = StoreTarget::open(url).expect(url);

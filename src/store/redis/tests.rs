@@ -860,11 +860,7 @@ fn a_url_is_checked_and_not_repeated() {
         cfg!(feature = "tls")
     );
     for url in ["redis+sentinel://host/main", "valkey+sentinel://host/main"] {
-        let target = StoreTarget::open(url);
-        assert_eq!(target.is_ok(), cfg!(feature = "sentinel"), "{url}");
-        if let Err(error) = target {
-            assert!(error.to_string().contains("`sentinel`"), "{error}");
-        }
+        assert!(StoreTarget::open(url).is_ok(), "{url}");
     }
 }
 

@@ -1,5 +1,4 @@
 //! A node of a cluster loses its data: the keys of its parts keep their cap, and those of other parts notice nothing.
-#![cfg(feature = "cluster")]
 
 use std::{thread, time::Duration};
 

@@ -132,7 +132,6 @@ fn by_sentinels(count: usize) {
 }
 
 #[test]
-#[cfg(feature = "sentinel")]
 #[ignore = "two minutes"]
 fn many_failovers_by_sentinels() {
     println!("| failover | failovers | held, and not in the copy | held | first grant |");
