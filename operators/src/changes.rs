@@ -246,16 +246,15 @@ impl LogEntry {
         });
         let (id, at_ms) = (logged.token().to_owned(), logged.at_ms);
         let edits = edits.collect();
-        let (what, author, reason, subject) = logged.texts();
-        let what = serde_json::from_value(what.into()).ok()?;
+        let note = logged.note;
         Some(Self {
             id,
             at_ms,
-            author,
-            reason,
-            what,
+            author: note.author,
+            reason: note.reason,
+            what: serde_json::from_value(note.what.into()).ok()?,
             edits,
-            subject,
+            subject: note.subject,
         })
     }
 }

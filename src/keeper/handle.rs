@@ -17,7 +17,7 @@ use crate::{
     leases::{Account, Bounds, Fee, Leases, Pool, QueueId, Tenure},
     ledger::{MemberId, ReplicaId, TenantId},
     limit::{Limit, LimitId, LimitValue, Mode},
-    operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
+    operable::{ControlTask, Cursor, LimitLook, RefusalNote, Seen, Which},
     overrides::{InForce, LocalRecord},
     permit_id::PermitId,
     status::{Quota, QuotaReader, ShutdownReport, Status, Usage},
@@ -385,9 +385,10 @@ impl KeeperHandle {
         (self.keeper).peek(|core| core.behind_us(limit, key, tenants))
     }
 
-    /// Shows a few queues and entries to a visitor. See [`Core::look`].
-    pub fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
-        self.keeper.peek(|core| core.look(from, visitor))
+    /// Copies a few queues and entries. See [`Core::look`].
+    pub fn look(&self, from: Cursor, which: &Which, seen: &mut Vec<Seen>) -> Option<Cursor> {
+        let now = Instant::now();
+        (self.keeper).peek(|core| core.look(from, (which, now), seen))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{
     leases::Lease,
     ledger::{Seq, TenantId},
     limit::{Limit, LimitId},
+    permit_id::PermitId,
 };
 
 /// Queues and entries per look, which takes up to 20 microseconds under the lock (measured in `operate/walk.rs`).
@@ -23,26 +24,52 @@ pub(crate) struct Cursor {
     pub standing: usize,
 }
 
-/// The receiver of everything that a walk visits.
-pub(crate) trait Visitor {
-    /// Visits a queue. Returns whether to visit its entries.
-    fn queue(&mut self, queue: QueueLook<'_>) -> bool;
-
-    /// Visits an entry of the latest queue.
-    fn entry(&mut self, entry: EntryLook<'_>);
-
-    /// Visits a key of a rate. `look`: the key's state at a given time.
-    fn rate(&mut self, _: LimitId, _: &Key, _look: &dyn Fn(Instant) -> Option<RateLook>) {}
+/// Selects the queues to look at.
+pub(crate) enum Which {
+    All,
+    Of {
+        limit: LimitId,
+        name: String,
+        /// The digest of one key, and its text.
+        key: Option<(u128, String)>,
+    },
 }
 
-/// A queue as seen under the keeper's lock.
-pub(crate) struct QueueLook<'a> {
+impl Which {
+    /// Whether only one key is selected.
+    pub(crate) fn is_one(&self) -> bool {
+        matches!(self, Self::Of { key: Some(_), .. })
+    }
+
+    /// `ledger`: the name of the queue's ledger. Rates do not have one, nor do queues in memory.
+    pub(crate) fn counts(&self, of: LimitId, of_key: &Key, ledger: &str) -> bool {
+        let Self::Of { limit, name, key } = self else {
+            return true;
+        };
+        let is_key = || match key {
+            None => true,
+            Some((digest, _)) if ledger.is_empty() => *digest == of_key.digest(name),
+            Some((_, text)) => ledger.contains(text),
+        };
+        of == *limit && is_key()
+    }
+}
+
+/// What a look has copied. Entries belong to the queue before them.
+pub(crate) enum Seen {
+    Queue(QueueLook),
+    Entry(EntryLook),
+}
+
+/// A queue, or the key of a rate.
+#[derive(Clone)]
+pub(crate) struct QueueLook {
     pub limit: LimitId,
-    pub key: &'a Key,
-    /// The queue's name in the store; empty in memory.
-    pub ledger: &'a str,
+    pub key: Key,
     /// The limit's value for this key.
     pub max: u32,
+    /// For a rate, if the key is known.
+    pub budget: Option<RateLook>,
     pub pause: Option<PauseLook>,
     /// Whether newcomers wait because permits return to the store: only if the limit is enforced.
     pub recovering: bool,
@@ -88,25 +115,24 @@ pub(crate) struct LimitLook {
     pub delayed: usize,
 }
 
-/// A permit or a request as seen under the keeper's lock.
-pub(crate) struct EntryLook<'a> {
-    pub lease: &'a Arc<Lease>,
-    /// The number of its permit.
-    pub tenure: u64,
+/// A permit or a request.
+pub(crate) struct EntryLook {
+    pub lease: Arc<Lease>,
+    pub id: PermitId,
     pub waits: bool,
     /// Since when the permit has been held, or the request has waited for this limit.
     pub since: Instant,
     /// The place at which a waiter joined the queue; 0 if it never queued.
     pub place: u32,
     /// Of a fair limit.
-    pub tenant: Option<TenantLook<'a>>,
+    pub tenant: Option<TenantLook>,
 }
 
 /// The tenant of an entry.
-pub(crate) struct TenantLook<'a> {
+pub(crate) struct TenantLook {
     pub id: TenantId,
     /// Empty: no tenant of its own.
-    pub name: &'a Key,
+    pub name: Key,
     /// As the request says.
     pub share: u32,
 }

@@ -20,7 +20,7 @@ pub(crate) use self::{
     control::{Control, ControlTask},
     identity::{Identity, MAX_LABEL, SEEN},
     look::{
-        Cursor, EntryLook, LOOK, LimitLook, PauseLook, QueueLook, RateLook, TenantLook, Visitor,
+        Cursor, EntryLook, LOOK, LimitLook, PauseLook, QueueLook, RateLook, Seen, TenantLook, Which,
     },
     refusals::{MAX_REFUSALS, RefusalNote, Refusals},
     standings::{Standings, TenantStanding},

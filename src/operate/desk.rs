@@ -9,14 +9,14 @@ use std::{
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::follow::{Applied, Follower};
 use super::{
+    follow::{Applied, Follower},
     revoke::revoke,
     rows::{
         BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
         TenantRow,
     },
-    walk::{self, KeySum, LimitCount, SeenPermit, Which},
+    walk::{self, KeySum, LimitCount, SeenPermit},
     wire::{Answer, Body, Message, Question, Revocation},
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
     key::Key,
     leases::Label,
     limiter::Limiter,
-    operable::MAX_REFUSALS,
+    operable::{MAX_REFUSALS, Which},
     overrides::{Change, Changed, KeyDigest, Logged, Record, Target},
 };
 
@@ -34,8 +34,8 @@ const HEADER: usize = 1_024;
 /// Answers for one process.
 pub struct Desk {
     pub(super) keeper: Weak<KeeperHandle>,
-    replica: String,
-    label: String,
+    pub(super) replica: String,
+    pub(super) label: String,
     shows_keys: bool,
     since: Instant,
     /// The record of overrides, as last read by this process.
@@ -54,14 +54,6 @@ impl Desk {
             since: Instant::now(),
             follower: None,
         }
-    }
-
-    pub(super) fn replica(&self) -> &str {
-        &self.replica
-    }
-
-    pub(super) fn label(&self) -> &str {
-        &self.label
     }
 
     /// `None` if the limiter is gone or the question has no answer here.
@@ -93,10 +85,7 @@ impl Desk {
             }
             Question::ReadAgain => return None,
         };
-        Some(Answer {
-            left_out,
-            ..self.with(number, body)
-        })
+        Some(self.with(number, body, left_out))
     }
 
     /// Whether the limiter is gone.
@@ -131,24 +120,22 @@ impl Desk {
 
     /// The overrides in force in this process; none if no store records them for it.
     pub(super) fn applied(&self) -> Applied {
-        if let Some(follower) = &self.follower {
-            return follower.applied();
-        }
-        Applied::default()
+        let follower = self.follower.as_ref();
+        follower.map(Follower::applied).unwrap_or_default()
     }
 
     /// The answer to a question that comes too soon after others.
     pub(super) fn busy(&self, number: u64) -> Answer {
-        self.with(number, Body::Busy)
+        self.with(number, Body::Busy, 0)
     }
 
-    fn with(&self, number: u64, body: Body) -> Answer {
+    fn with(&self, number: u64, body: Body, left_out: u64) -> Answer {
         Answer {
             v: Message::VERSION,
             number,
             replica: self.replica.clone(),
             label: self.label.clone(),
-            left_out: 0,
+            left_out,
             body,
         }
     }
@@ -200,8 +187,7 @@ impl Desk {
 
     /// `None` if the limit is unknown, as in the following functions.
     async fn permits(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<PermitRow>, u64)> {
-        let which = Which::new(keeper.limit_of(&of.limit)?, &of.limit, of.key);
-        let (seen, left_out) = walk::permits(keeper, &which).await;
+        let (seen, left_out) = walk::permits(keeper, &which(keeper, of)?).await;
         let row = |seen: SeenPermit| {
             let state = if seen.entry.waits {
                 PermitState::Waiting
@@ -222,14 +208,17 @@ impl Desk {
         of: &Revocation,
         (author, reason): (&str, &str),
     ) -> Vec<PermitRow> {
-        let (which, only) = match of {
-            Revocation::Permit(id) => (Which::All, Some(*id)),
-            Revocation::Key { limit, key } => match keeper.limit_of(limit) {
-                Some(number) => (Which::new(number, limit, Some(*key)), None),
-                None => return Vec::new(),
-            },
-            Revocation::Replica(id) if *id == self.replica => (Which::All, None),
-            Revocation::Replica(_) => return Vec::new(),
+        let which = match of {
+            Revocation::Permit(_) => Some(Which::All),
+            Revocation::Key { limit, key } => which(keeper, &Target::digest(limit, *key)),
+            Revocation::Replica(id) => (*id == self.replica).then_some(Which::All),
+        };
+        let Some(which) = which else {
+            return Vec::new();
+        };
+        let only = match of {
+            Revocation::Permit(id) => Some(*id),
+            _ => None,
         };
         let revoked = revoke(keeper, &which, only).await;
         if !revoked.is_empty() {
@@ -255,22 +244,17 @@ impl Desk {
     }
 
     async fn keys(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<KeyRow>, u64)> {
-        let which = Which::new(keeper.limit_of(&of.limit)?, &of.limit, of.key);
-        let (seen, left_out) = walk::keys(keeper, &which).await;
+        let (seen, left_out) = walk::keys(keeper, &which(keeper, of)?).await;
         Some((self.key_rows(of, seen), left_out))
     }
 
     async fn tenants(&self, keeper: &KeeperHandle, of: &Target) -> Option<(Vec<TenantRow>, u64)> {
         let limit = keeper.limit_of(&of.limit)?;
         let mut key = None;
-        let (seen, left_out) =
-            walk::tenants(keeper, &Which::new(limit, &of.limit, of.key), &mut key).await;
+        let (seen, left_out) = walk::tenants(keeper, &which(keeper, of)?, &mut key).await;
         let ids: Vec<_> = seen.iter().map(|sum| sum.id).collect();
-        let behind_us = match &key {
-            Some(key) => keeper.behind_us(limit, key, &ids),
-            None => Vec::new(),
-        };
-        let mut behind_us = behind_us.into_iter();
+        let behind_us = key.map(|key| keeper.behind_us(limit, &key, &ids));
+        let mut behind_us = behind_us.into_iter().flatten();
         let (overrides, now) = (keeper.overrides(), Instant::now());
         let rows = seen.into_iter().map(|sum| TenantRow {
             limit: String::new(),
@@ -289,23 +273,23 @@ impl Desk {
 
     fn key_rows(&self, of: &Target, seen: Vec<KeySum>) -> Vec<KeyRow> {
         let now = Instant::now();
-        let rows = seen.into_iter().map(|sum| KeyRow {
+        let rows = seen.into_iter().map(|KeySum { queue, count }| KeyRow {
             limit: String::new(),
-            key: KeyDigest::of(&of.limit, &sum.key),
-            key_text: self.key_text(&sum.key),
-            held: sum.count.held,
-            waiting: sum.count.waiting,
-            max: sum.max,
-            oldest_wait_ms: sum.count.oldest.map(|oldest| age_ms(oldest, now)),
+            key: KeyDigest::of(&of.limit, &queue.key),
+            key_text: self.key_text(&queue.key),
+            held: count.held,
+            waiting: count.waiting,
+            max: queue.max,
+            oldest_wait_ms: count.oldest.map(|oldest| age_ms(oldest, now)),
             replicas: 0,
             partial: false,
-            budget: sum.budget.map(|budget| BudgetRow {
+            budget: queue.budget.map(|budget| BudgetRow {
                 remaining: budget.remaining,
                 burst: budget.burst,
                 next_ms: budget.next_us.div_ceil(1_000),
                 charged_ms: age_ms(budget.at, now),
             }),
-            pause: sum.pause.map(|pause| PauseRow {
+            pause: queue.pause.map(|pause| PauseRow {
                 pause_ends_in_ms: age_ms(now, pause.end),
                 paused_by: if pause.own {
                     self.label.clone()
@@ -313,7 +297,7 @@ impl Desk {
                     String::new()
                 },
             }),
-            recovering: sum.recovering,
+            recovering: queue.recovering,
         });
         rows.collect()
     }
@@ -326,9 +310,9 @@ impl Desk {
         (author, reason): (&str, &str),
     ) -> Option<(Vec<KeyRow>, u64)> {
         let limit = keeper.limit_of(&of.limit)?;
-        let mut paused = walk::paused_keys(keeper, &Which::new(limit, &of.limit, of.key)).await;
+        let mut paused = walk::paused_keys(keeper, &which(keeper, of)?).await;
         // Some may have ended meanwhile.
-        paused.retain(|sum| keeper.resume(limit, &sum.key));
+        paused.retain(|sum| keeper.resume(limit, &sum.queue.key));
         if !paused.is_empty() {
             tracing::info!(
                 replica = self.label,
@@ -381,23 +365,27 @@ fn is_fair(keeper: &KeeperHandle, of: &Target) -> bool {
     limit.is_none_or(|limit| limit.is_fair())
 }
 
-/// All limits, or the limit of this name.
-async fn limits(keeper: &KeeperHandle, name: Option<&str>) -> Option<(Vec<LimitRow>, u64)> {
-    let mut rows = all_limits(keeper).await;
-    if let Some(name) = name {
-        rows.retain(|row| row.limit == name);
-        rows.first()?;
-    }
-    Some((rows, 0))
+/// The queues and keys of a target. `None`: its limit is unknown.
+fn which(keeper: &KeeperHandle, of: &Target) -> Option<Which> {
+    Some(Which::Of {
+        limit: keeper.limit_of(&of.limit)?,
+        name: of.limit.clone(),
+        key: of.key.map(|key| (key.bits(), key.to_string())),
+    })
 }
 
-async fn all_limits(keeper: &KeeperHandle) -> Vec<LimitRow> {
+/// All limits, or the limit of this name.
+async fn limits(keeper: &KeeperHandle, name: Option<&str>) -> Option<(Vec<LimitRow>, u64)> {
     let mut counts = walk::limits(keeper).await;
     let now = Instant::now();
     let limits = keeper.limits();
     counts.resize(limits.len(), LimitCount::default());
-    let rows = limits.into_iter().zip(counts);
-    rows.map(|(look, count)| {
+    let mut rows = limits.into_iter().zip(counts).collect::<Vec<_>>();
+    rows.retain(|(look, _)| name.is_none_or(|name| look.limit.name() == name));
+    if name.is_some() && rows.is_empty() {
+        return None;
+    }
+    let rows = rows.into_iter().map(|(look, count)| {
         let limit = look.limit;
         LimitRow {
             limit: limit.name().to_owned(),
@@ -419,8 +407,8 @@ async fn all_limits(keeper: &KeeperHandle) -> Vec<LimitRow> {
             oldest_wait_ms: count.count.oldest.map(|oldest| age_ms(oldest, now)),
             differs: false,
         }
-    })
-    .collect()
+    });
+    Some((rows.collect(), 0))
 }
 
 fn text_of(label: Option<Label>) -> String {

@@ -5,10 +5,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{
-    names::Names,
-    record::{Reading, read},
-};
+use tokio::time::Instant;
+
+use super::{names::Names, record::read};
 use crate::{
     keeper::KeeperHandle,
     overrides::{Change, Changed, Record, Signed},
@@ -56,18 +55,22 @@ impl Follower {
         control: &ControlConnection,
         names: &Names,
     ) {
-        let reading = read(control, names).await;
-        let (fault, lost) = match reading {
-            Ok(reading) => self.take(keeper, reading),
+        let (record, since) = match read(control, names).await {
+            Ok(reading) => reading,
             // The next connection reads the record again.
             Err(error) if error.is_outage() => return,
             // The overrides in force stay until they end.
-            Err(error) => (Some(error.message), None),
+            Err(error) => return self.report(Some(error.message)),
         };
-        let not_written = match lost {
-            Some(lost) => self.write_back(keeper, control, names, &lost).await,
-            None => None,
-        };
+        let faults = &record.faults;
+        let fault = faults
+            .first()
+            .map(|first| format!("{} of them cannot be read: {first:?}", faults.len()));
+        let record = self.take(keeper, record, since);
+        let mut not_written = None;
+        if !record.lost().is_empty() {
+            not_written = self.write_back(keeper, control, names, &record).await;
+        }
         self.report(fault.or(not_written));
     }
 
@@ -83,22 +86,14 @@ impl Follower {
         }
     }
 
-    /// Applies the record just read, plus the overrides in force that it has lost. Returns the record's fault, and the record
-    /// with its lost part, if any.
-    fn take(
-        &self,
-        keeper: &KeeperHandle,
-        Reading { mut record, since }: Reading,
-    ) -> (Option<String>, Option<Record>) {
-        let count = record.faults.len();
-        let fault = record.faults.first();
-        let fault = fault.map(|fault| format!("{count} of them cannot be read: {fault:?}"));
+    /// Applies the record just read, plus the overrides in force that it has lost. Returns it with these.
+    fn take(&self, keeper: &KeeperHandle, mut record: Record, since: Instant) -> Record {
         let mut followed = self.lock();
         record.take_newer(&followed.record);
         followed.record = record.clone();
         drop(followed);
         keeper.steer(record.in_force(since));
-        (fault, (!record.lost().is_empty()).then_some(record))
+        record
     }
 
     /// Restores the lost part, unless another replica knew more and was faster. Returns why this failed.
@@ -117,8 +112,8 @@ impl Follower {
         match Change::restore(lost, signed).make(control, names).await {
             Ok(Changed::Full) => Some("the store has lost some, and has others now".to_owned()),
             Ok(changed) => {
-                if let Ok(reading) = read(control, names).await {
-                    self.take(keeper, reading);
+                if let Ok((record, since)) = read(control, names).await {
+                    self.take(keeper, record, since);
                 }
                 if changed == Changed::Done {
                     tracing::info!(
@@ -202,8 +197,8 @@ mod tests {
             let signed = Signed::new("set", "ada".into(), "test".into()).expect("randomness");
             let length_ms = length.as_millis() as u64;
             let target = Target::limit("chat");
-            let seen = read(&self.control, &self.names).await.expect("readable");
-            let new = Change::set(&seen.record, &target, setting, length_ms, signed);
+            let (seen, _) = read(&self.control, &self.names).await.expect("readable");
+            let new = Change::set(&seen, &target, setting, length_ms, signed);
             let new = new.expect("a limit's");
             let changed = new.make(&self.control, &self.names).await;
             changed.expect("it is up");

@@ -17,6 +17,7 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
+use redis::cmd;
 use serde_json::Value;
 use tokio::{
     runtime::Handle,
@@ -29,11 +30,10 @@ use super::{
     desk::Desk,
     follow::Follower,
     names::Names,
-    roster,
     wire::{Answer, Message, Question},
 };
 use crate::{
-    ledger::ReplicaId,
+    ledger::{ReplicaId, layout::STALE_MS},
     limiter::Limiter,
     operable::ControlTask,
     store::{
@@ -59,6 +59,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a refusal by the store: permissions rarely change in the meantime.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// Adds a replica to the roster or removes it. The roster lets an operator know which replicas did not answer.
+///
+/// A member is a replica's id and label. A replica registers once a minute, and stays on the roster for three. If the store
+/// has lost its data, a replica registers again once it notices: because the store has lost its permits, or because a
+/// question names fewer replicas than it knows.
+const ROSTER_LUA: &str = include_str!("roster.lua");
+/// Time between two registrations in the roster.
+const JOIN_EVERY: Duration = Duration::from_secs(60);
 /// Minimum time between two registrations in the roster, if the replica may be missing from it.
 const REJOIN_PAUSE: Duration = Duration::from_millis(250);
 /// Minimum time between two reads of the store's clock caused by messages that seem expired.
@@ -97,7 +105,7 @@ pub(crate) async fn listen(
         ControlConnection::with_inbox(target, patience, MAX_QUESTIONS, Message::MAX);
     let names = Names::new(namespace, target);
     let mut desk = Desk::of(limiter);
-    let follower = Follower::new(desk.label());
+    let follower = Follower::new(&desk.label);
     if is_reached {
         follower
             .read_again(limiter.keeper(), &control, &names)
@@ -161,34 +169,20 @@ impl Drop for Running {
     }
 }
 
-/// Why a replica has stopped listening on a connection.
-enum End {
-    /// The limiter is gone, or shut down.
-    Over,
-    Failed(StoreError),
-    Disconnected,
-}
-
 impl Shared {
     async fn run(self: &Arc<Self>) {
         let mut questions = self.questions.lock().await;
         let mut state = Listening::new();
         let mut pause = FIRST_PAUSE;
         loop {
-            let end = tokio::select! {
-                () = self.over.notified() => End::Over,
-                end = self.listen(&mut questions, &mut state, &mut pause) => end,
+            let ended = tokio::select! {
+                () = self.over.notified() => break,
+                ended = self.listen(&mut questions, &mut state, &mut pause) => ended,
             };
-            let rest = match end {
-                End::Over => {
-                    if !self.has_left.load(Relaxed) {
-                        self.leave_roster().await;
-                    }
-                    return;
-                }
-                End::Disconnected => FIRST_PAUSE,
-                End::Failed(error) if error.is_outage() => pause,
-                End::Failed(error) => {
+            let rest = match ended {
+                Ok(()) => FIRST_PAUSE,
+                Err(error) if error.is_outage() => pause,
+                Err(error) => {
                     self.warn(&error);
                     REFUSED_PAUSE
                 }
@@ -197,9 +191,13 @@ impl Shared {
             let rest = rest.mul_f64(0.5 + 0.5 * fastrand::f64());
             pause = (2 * pause).min(LONGEST_PAUSE);
             tokio::select! {
-                () = self.over.notified() => self.over.notify_one(),
+                () = self.over.notified() => break,
                 () = sleep(rest) => {}
             }
+        }
+        // The limiter is gone, or shut down.
+        if !self.has_left.load(Relaxed) {
+            self.leave_roster().await;
         }
     }
 
@@ -209,35 +207,25 @@ impl Shared {
         questions: &mut mpsc::Receiver<Vec<u8>>,
         state: &mut Listening,
         pause: &mut Duration,
-    ) -> End {
+    ) -> Result<(), StoreError> {
         // Join the roster first: in a cluster its key leads the connection to the right node.
-        if let Err(error) = self.join_roster(state).await {
-            return End::Failed(error);
-        }
+        self.join_roster(state).await?;
         let channel = self.names.control_channel();
-        if let Err(error) = self.control.subscribe(&channel).await {
-            return End::Failed(error);
-        }
+        self.control.subscribe(&channel).await?;
         *pause = FIRST_PAUSE;
         self.read_record().await;
         loop {
             tokio::select! {
                 () = self.control.ended() => {
                     if !self.control.is_connected() {
-                        return End::Disconnected;
+                        return Ok(());
                     }
                 }
-                Some(message) = questions.recv() => {
-                    if let Err(error) = self.take(&message, state).await {
-                        return End::Failed(error);
-                    }
-                }
-                Some(Ok(Err(error))) = state.answers.join_next() => return End::Failed(error),
+                Some(message) = questions.recv() => self.take(&message, state).await?,
+                Some(Ok(Err(error))) = state.answers.join_next() => return Err(error),
                 () = self.data_lost.notified() => state.join_soon(),
                 () = sleep_until(state.join_at) => {
-                    if let Err(error) = self.join_roster(state).await {
-                        return End::Failed(error);
-                    }
+                    self.join_roster(state).await?;
                     self.read_record().await;
                 }
             }
@@ -245,21 +233,29 @@ impl Shared {
     }
 
     async fn join_roster(&self, state: &mut Listening) -> Result<(), StoreError> {
-        let me = (self.desk.replica(), self.desk.label());
-        let (now_ms, members) = roster::write(&self.control, &self.names, me, true).await?;
+        let (now_ms, members) = self.write_roster(true).await?;
         let now = Instant::now();
         state.clock = Some((now_ms, now));
         (state.members, state.joined_at) = (members, now);
-        state.join_at = now + roster::EVERY.mul_f64(0.9 + 0.1 * fastrand::f64());
+        state.join_at = now + JOIN_EVERY.mul_f64(0.9 + 0.1 * fastrand::f64());
         Ok(())
     }
 
     /// Leaves without waiting for long: the process may be about to end.
     async fn leave_roster(&self) {
-        let me = (self.desk.replica(), self.desk.label());
         // If this fails, the entry becomes stale.
-        let _ = roster::write(&self.control, &self.names, me, false).await;
+        let _ = self.write_roster(false).await;
         self.control.disconnect();
+    }
+
+    /// Adds this replica to the roster or removes it. Returns the store's time in milliseconds, and the number of
+    /// replicas.
+    async fn write_roster(&self, is_there: bool) -> Result<(u64, u32), StoreError> {
+        let Desk { replica, label, .. } = &self.desk;
+        let mut eval = cmd("EVAL");
+        eval.arg(ROSTER_LUA).arg(1).arg(self.names.roster());
+        eval.arg(format!("{replica}{label}")).arg(STALE_MS);
+        self.control.run(eval.arg(u8::from(is_there))).await
     }
 
     async fn read_record(&self) {
@@ -280,10 +276,8 @@ impl Shared {
         message: &[u8],
         state: &mut Listening,
     ) -> Result<(), StoreError> {
-        if !state.read.take() {
-            return Ok(());
-        }
-        let Some((message, question)) = readable(message) else {
+        let is_read = state.read.take();
+        let Some((message, question)) = is_read.then(|| readable(message)).flatten() else {
             return Ok(());
         };
         if !state.counts(&message) && state.may_look_at_clock() {
@@ -307,11 +301,9 @@ impl Shared {
                 self.desk.answer(message.number, &question).await
             }
             question => {
-                let is_news = question.is_none() && !mem::replace(&mut state.met_other, true);
-                if is_news {
-                    let replica = self.desk.label();
+                if question.is_none() && !mem::replace(&mut state.met_other, true) {
                     tracing::info!(
-                        replica,
+                        replica = self.desk.label,
                         "an operator of another version cannot ask this replica"
                     );
                 }
@@ -350,7 +342,7 @@ impl Shared {
     fn warn(&self, error: &StoreError) {
         if !self.warned.swap(true, Relaxed) {
             tracing::warn!(
-                replica = self.desk.label(),
+                replica = self.desk.label,
                 %error,
                 "operators cannot ask this replica: its user lacks rights in the store"
             );

@@ -13,9 +13,8 @@
 
 // | file | content |
 // | --- | --- |
-// | `listener` | a replica's task that answers operators |
+// | `listener`, `roster.lua` | a replica's task that answers operators, and keeps it on the roster |
 // | `desk`, `walk`, `rows` | a process's answers, how it collects them, and their rows |
-// | `roster`, `roster.lua` | which replicas exist |
 // | `record`, `follow` | the record of overrides in the store, and how a replica follows it |
 // | `revoke` | permits ended by their replicas |
 // | `setup` | settings for operators |
@@ -31,7 +30,6 @@ mod listener;
 pub(crate) mod names;
 mod record;
 mod revoke;
-mod roster;
 pub(crate) mod rows;
 #[doc(hidden)]
 pub mod seam;

@@ -21,19 +21,12 @@ use crate::{
 /// Fields of the record per reply: all of them, unless the server has a sparse table.
 const PAGE: usize = 2 * MAX_ENTRIES;
 
-/// The record, and when it was read.
-pub(super) struct Reading {
-    pub(super) record: Record,
-    /// Before the read was sent: the record's times count from here.
-    pub(super) since: Instant,
-}
-
-/// Reads the whole record in one round trip, or two on a new connection. `HGETALL` is not used, because it would return
-/// an unrelated hash of any size in full.
+/// Reads the whole record in one round trip, or two on a new connection. Also returns when the read was sent: the record's
+/// times count from then. `HGETALL` is not used, because it would return an unrelated hash of any size in full.
 pub(super) async fn read(
     control: &ControlConnection,
     names: &Names,
-) -> Result<Reading, StoreError> {
+) -> Result<(Record, Instant), StoreError> {
     if !control.is_connected() {
         // In a cluster this leads to the record's node, whose clock is authoritative.
         let _ = page(control, names, "0").await?;
@@ -49,9 +42,8 @@ pub(super) async fn read(
         cursor = next;
     }
     let record = Record::read(&fields, now_ms);
-    let fault = |_| StoreError::misconfigured("the record of overrides has too many fields");
-    let record = record.map_err(fault)?;
-    Ok(Reading { record, since })
+    let fault = || StoreError::misconfigured("the record of overrides has too many fields");
+    Ok((record.ok_or_else(fault)?, since))
 }
 
 type Page = (String, Vec<(Vec<u8>, Vec<u8>)>);
@@ -73,7 +65,7 @@ impl Record {
     ///
     /// Fails if the store does not answer or refuses, or if the record is none.
     pub async fn of_store(control: &ControlConnection, names: &Names) -> Result<Self, StoreError> {
-        Ok(read(control, names).await?.record)
+        Ok(read(control, names).await?.0)
     }
 }
 

@@ -12,9 +12,9 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     rows::PermitState,
-    walk::{SeenPermit, Which, walk},
+    walk::{SeenPermit, walk},
 };
-use crate::{keeper::KeeperHandle, permit_id::PermitId};
+use crate::{keeper::KeeperHandle, operable::Which, permit_id::PermitId};
 
 /// How long a replica waits for revoked permits to end before it answers.
 const PATIENCE: Duration = Duration::from_millis(250);

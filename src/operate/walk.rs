@@ -5,177 +5,34 @@
 //!
 //! Tests: below; `operators/tests/operate/questions.rs`.
 
-use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+use std::{cmp::Reverse, collections::HashMap};
 
 use tokio::{task::yield_now, time::Instant};
 
 use crate::{
     keeper::KeeperHandle,
     key::Key,
-    leases::Lease,
-    ledger::{MemberId, ReplicaId, TenantId, weight_of},
+    ledger::{TenantId, weight_of},
     limit::LimitId,
-    operable::{Cursor, EntryLook, LOOK, PauseLook, QueueLook, RateLook, Visitor},
-    overrides::KeyDigest,
-    permit_id::PermitId,
+    operable::{Cursor, EntryLook, LOOK, QueueLook, RateLook, Seen, Which},
 };
 
 /// Number of rows kept during a walk: more than fit into an answer.
 const MAX_ROWS: usize = 256;
 
-/// Selects the queues to walk over.
-pub(super) enum Which {
-    All,
-    Of {
-        limit: LimitId,
-        name: String,
-        /// One key, and its text.
-        key: Option<(KeyDigest, String)>,
-    },
-}
-
-/// A queue, or the key of a rate.
-pub(super) struct SeenQueue {
-    pub limit: LimitId,
-    pub key: Key,
-    /// The limit's value for this key.
-    pub max: u32,
-    /// For a rate, if the key is known.
-    pub budget: Option<RateLook>,
-    pub pause: Option<PauseLook>,
-    pub recovering: bool,
-}
-
-/// A permit or a request.
-pub(super) struct SeenEntry {
-    pub lease: Arc<Lease>,
-    pub id: PermitId,
-    pub since: Instant,
-    pub waits: bool,
-    pub place: u32,
-    /// Under a fair limit.
-    pub tenant: Option<SeenTenant>,
-}
-
-/// The tenant of a permit or a request.
-pub(super) struct SeenTenant {
-    pub id: TenantId,
-    pub name: Key,
-    /// As the request says.
-    pub share: u32,
-}
-
-/// What a look has copied. Entries belong to the queue before them.
-enum Seen {
-    Queue(SeenQueue),
-    Entry(SeenEntry),
-}
-
-/// A look of one keeper.
-struct Look<'a> {
-    which: &'a Which,
-    replica: ReplicaId,
-    seen: Vec<Seen>,
-}
-
-impl Which {
-    pub(super) fn new(limit: LimitId, name: &str, key: Option<KeyDigest>) -> Self {
-        Self::Of {
-            limit,
-            name: name.to_owned(),
-            key: key.map(|key| (key, key.to_string())),
-        }
-    }
-
-    /// Whether only one key is selected.
-    fn is_one(&self) -> bool {
-        matches!(self, Self::Of { key: Some(_), .. })
-    }
-
-    /// `ledger`: the name of the queue's ledger. Rates do not have one, nor do queues in memory.
-    fn counts(&self, limit: LimitId, key: &Key, ledger: &str) -> bool {
-        let Self::Of {
-            limit: one,
-            name,
-            key: one_key,
-        } = self
-        else {
-            return true;
-        };
-        let is_key = || match one_key {
-            None => true,
-            Some((digest, _)) if ledger.is_empty() => *digest == KeyDigest::of(name, key),
-            Some((_, text)) => ledger.contains(text),
-        };
-        limit == *one && is_key()
-    }
-}
-
-impl Visitor for Look<'_> {
-    fn queue(&mut self, queue: QueueLook<'_>) -> bool {
-        let counts = self.which.counts(queue.limit, queue.key, queue.ledger);
-        if counts {
-            let is_running = |pause: &PauseLook| pause.end > Instant::now();
-            self.seen.push(Seen::Queue(SeenQueue {
-                limit: queue.limit,
-                key: queue.key.clone(),
-                max: queue.max,
-                budget: None,
-                pause: queue.pause.filter(is_running),
-                recovering: queue.recovering,
-            }));
-        }
-        counts
-    }
-
-    fn entry(&mut self, entry: EntryLook<'_>) {
-        let (replica, seq) = (self.replica, entry.lease.seq());
-        self.seen.push(Seen::Entry(SeenEntry {
-            lease: entry.lease.clone(),
-            id: PermitId::new(MemberId { replica, seq }, entry.tenure),
-            since: entry.since,
-            waits: entry.waits,
-            place: entry.place,
-            tenant: entry.tenant.map(|tenant| SeenTenant {
-                id: tenant.id,
-                name: tenant.name.clone(),
-                share: tenant.share,
-            }),
-        }));
-    }
-
-    fn rate(&mut self, limit: LimitId, key: &Key, look: &dyn Fn(Instant) -> Option<RateLook>) {
-        if self.which.counts(limit, key, "") {
-            let budget = look(Instant::now());
-            self.seen.push(Seen::Queue(SeenQueue {
-                limit,
-                key: key.clone(),
-                max: budget.as_ref().map_or(0, |budget| budget.max),
-                budget,
-                pause: None,
-                recovering: false,
-            }));
-        }
-    }
-}
-
 /// Passes each selected queue to `fold` once, and then each of its entries.
 pub(super) async fn walk(
     keeper: &KeeperHandle,
     which: &Which,
-    mut fold: impl FnMut(&SeenQueue, Option<SeenEntry>),
+    mut fold: impl FnMut(&QueueLook, Option<EntryLook>),
 ) {
-    let mut last: Option<SeenQueue> = None;
+    let mut last: Option<QueueLook> = None;
     // Nothing is allocated under the lock.
-    let mut look = Look {
-        which,
-        replica: keeper.replica(),
-        seen: Vec::with_capacity(LOOK + 1),
-    };
+    let mut all_seen = Vec::with_capacity(LOOK + 1);
     let mut from = Some(Cursor::default());
     while let Some(cursor) = from {
-        from = keeper.look(cursor, &mut look);
-        for seen in look.seen.drain(..) {
+        from = keeper.look(cursor, which, &mut all_seen);
+        for seen in all_seen.drain(..) {
             match (seen, &last) {
                 (Seen::Entry(entry), Some(queue)) => fold(queue, Some(entry)),
                 (Seen::Entry(_), None) => {}
@@ -230,11 +87,11 @@ impl<T, K: Ord> Top<T, K> {
 pub(super) struct SeenPermit {
     pub limit: LimitId,
     pub key: Key,
-    pub entry: SeenEntry,
+    pub entry: EntryLook,
 }
 
 impl SeenPermit {
-    pub(super) fn new(queue: &SeenQueue, entry: SeenEntry) -> Self {
+    pub(super) fn new(queue: &QueueLook, entry: EntryLook) -> Self {
         Self {
             limit: queue.limit,
             key: queue.key.clone(),
@@ -246,7 +103,7 @@ impl SeenPermit {
 /// The oldest permits and requests, oldest first, and the number of the others.
 pub(super) async fn permits(keeper: &KeeperHandle, which: &Which) -> (Vec<SeenPermit>, u64) {
     let mut top = Top::new(|permit: &SeenPermit| {
-        let SeenEntry { since, id, .. } = permit.entry;
+        let EntryLook { since, id, .. } = permit.entry;
         (since, id.member().seq)
     });
     walk(keeper, which, |queue, entry| {
@@ -267,7 +124,7 @@ pub(super) struct Count {
 }
 
 impl Count {
-    fn add(&mut self, entry: &SeenEntry) {
+    fn add(&mut self, entry: &EntryLook) {
         if entry.waits {
             self.waiting += 1;
             let oldest = self.oldest.map(|oldest| oldest.min(entry.since));
@@ -280,13 +137,8 @@ impl Count {
 
 /// A key in use.
 pub(super) struct KeySum {
-    pub key: Key,
-    pub max: u32,
+    pub queue: QueueLook,
     pub count: Count,
-    /// For a rate.
-    pub budget: Option<RateLook>,
-    pub pause: Option<PauseLook>,
-    pub recovering: bool,
 }
 
 /// The keys in use or paused, longest queues first; for a rate, smallest remaining budget first. And the number of the
@@ -294,13 +146,13 @@ pub(super) struct KeySum {
 pub(super) async fn keys(keeper: &KeeperHandle, which: &Which) -> (Vec<KeySum>, u64) {
     let mut top = Top::new(|sum: &KeySum| {
         let Count { held, waiting, .. } = sum.count;
-        let left = sum.budget.as_ref().map(|budget| budget.remaining);
+        let left = sum.queue.budget.map(|budget| budget.remaining);
         (Reverse((waiting, held)), left)
     });
     // A requested key is shown even if its whole burst is available.
     let shows = |budget: &RateLook| budget.is_used() || which.is_one();
     let is_used = |sum: &KeySum| {
-        let is_known = sum.budget.as_ref().is_some_and(shows) || sum.pause.is_some();
+        let is_known = sum.queue.budget.as_ref().is_some_and(shows) || sum.queue.pause.is_some();
         sum.count.held + sum.count.waiting > 0 || is_known
     };
     each_key(keeper, which, |sum| {
@@ -362,7 +214,7 @@ pub(super) async fn tenants(
 pub(super) async fn paused_keys(keeper: &KeeperHandle, which: &Which) -> Vec<KeySum> {
     let mut paused = Vec::new();
     each_key(keeper, which, |sum| {
-        paused.extend(sum.pause.is_some().then_some(sum));
+        paused.extend(sum.queue.pause.is_some().then_some(sum));
     })
     .await;
     paused
@@ -375,12 +227,8 @@ async fn each_key(keeper: &KeeperHandle, which: &Which, mut fold: impl FnMut(Key
         (Some(entry), Some(sum)) => sum.count.add(&entry),
         _ => {
             let next = KeySum {
-                key: queue.key.clone(),
-                max: queue.max,
+                queue: queue.clone(),
                 count: Count::default(),
-                budget: queue.budget,
-                pause: queue.pause,
-                recovering: queue.recovering,
             };
             last.replace(next).map(&mut fold);
         }
@@ -464,21 +312,6 @@ mod tests {
         held
     }
 
-    /// Counts the queues and entries per look.
-    #[derive(Default)]
-    struct Passed(usize);
-
-    impl Visitor for Passed {
-        fn queue(&mut self, _: QueueLook<'_>) -> bool {
-            self.0 += 1;
-            true
-        }
-
-        fn entry(&mut self, _: EntryLook<'_>) {
-            self.0 += 1;
-        }
-    }
-
     #[tokio::test]
     async fn a_look_is_bounded() {
         for keys in [1, PERMITS] {
@@ -487,10 +320,10 @@ mod tests {
             let keeper = limiter.keeper();
             let (mut from, mut entries) = (Some(Cursor::default()), 0);
             while let Some(cursor) = from {
-                let mut passed = Passed::default();
-                from = keeper.look(cursor, &mut passed);
-                assert!(passed.0 <= LOOK + 1, "and the queue that it is in");
-                entries += passed.0;
+                let mut seen = Vec::new();
+                from = keeper.look(cursor, &Which::All, &mut seen);
+                assert!(seen.len() <= LOOK + 1, "and the queue that it is in");
+                entries += seen.len();
             }
             assert!(entries as u64 >= PERMITS + keys, "{entries}");
         }
@@ -501,14 +334,9 @@ mod tests {
         let keeper = limiter.keeper();
         let (mut from, mut times) = (Some(Cursor::default()), Vec::new());
         while let Some(cursor) = from {
-            let (replica, seen) = (keeper.replica(), Vec::with_capacity(LOOK + 1));
-            let mut look = Look {
-                which,
-                replica,
-                seen,
-            };
+            let mut seen = Vec::with_capacity(LOOK + 1);
             let start = Instant::now();
-            from = keeper.look(cursor, &mut look);
+            from = keeper.look(cursor, which, &mut seen);
             times.push(start.elapsed());
         }
         times.sort();
@@ -522,7 +350,11 @@ mod tests {
         for keys in [1, PERMITS] {
             let limiter = Limiter::in_memory();
             let _held = held(&limiter, keys).await;
-            let one = Which::new(limit_id(&limiter), "many", None);
+            let one = Which::Of {
+                limit: limiter.keeper().limit_of("many").expect("it is in use"),
+                name: "many".to_owned(),
+                key: None,
+            };
             for (name, which) in [("all limits", &Which::All), ("one limit", &one)] {
                 let time = (0..9).map(|_| look_time(&limiter, which)).min();
                 let time = time.expect("some");
@@ -530,10 +362,5 @@ mod tests {
                 assert!(time < Duration::from_micros(20));
             }
         }
-    }
-
-    fn limit_id(limiter: &Limiter) -> LimitId {
-        let keeper = limiter.keeper();
-        keeper.limit_of("many").expect("it is in use")
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     leases::{Leases, QueueId},
     ledger::TenantId,
     limit::{Limit, LimitId, LimitValue, Mode},
-    operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor},
+    operable::{Cursor, LOOK, LimitLook, QueueLook, RefusalNote, Seen, Which},
     overrides::InForce,
     telemetry::LimitMeter,
 };
@@ -210,8 +210,13 @@ impl Core {
 /// A complete walk takes many looks, and requests proceed in between: entries that come or go meanwhile may be missed.
 /// Tests: `operators/tests/operate/`, `src/operate/desk.rs`.
 impl Core {
-    /// Shows a few queues and entries to a visitor. Returns the start of the next look, or `None` at the end.
-    pub fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
+    /// Copies a few queues and entries. Returns the start of the next look, or `None` at the end.
+    pub fn look(
+        &self,
+        from: Cursor,
+        (which, now): (&Which, Instant),
+        seen: &mut Vec<Seen>,
+    ) -> Option<Cursor> {
         let (mut left, mut at) = (LOOK, from);
         while QueueId(at.queue) < self.queues.id_bound() {
             if left == 0 {
@@ -219,9 +224,7 @@ impl Core {
             }
             left -= 1;
             if let Some(of) = self.queues.get(QueueId(at.queue))
-                && visitor.queue(of.look(&self.ctx))
-                && let Some(seq) =
-                    of.look_at_entries(at.seq, &mut left, |entry| visitor.entry(entry))
+                && let Some(seq) = of.look(&self.ctx, (which, now), at.seq, &mut left, seen)
             {
                 return Some(Cursor { seq, ..at });
             }
@@ -232,8 +235,17 @@ impl Core {
                 return Some(at);
             }
             (left, at.standing) = (left - 1, at.standing + 1);
-            let look = |now| Level::look(of, &self.ctx, &self.links, now);
-            visitor.rate(of.limit, &of.key, &look);
+            if which.counts(of.limit, &of.key, "") {
+                let budget = Level::look(of, &self.ctx, &self.links, now);
+                seen.push(Seen::Queue(QueueLook {
+                    limit: of.limit,
+                    key: of.key.clone(),
+                    max: budget.map_or(0, |budget| budget.max),
+                    budget,
+                    pause: None,
+                    recovering: false,
+                }));
+            }
         }
         None
     }

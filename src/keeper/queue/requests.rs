@@ -25,8 +25,9 @@ use crate::{
     sync::Inquiry,
 };
 use crate::{
-    ledger::TenantId,
-    operable::{EntryLook, PauseLook, QueueLook},
+    ledger::{MemberId, TenantId},
+    operable::{EntryLook, PauseLook, QueueLook, Seen, Which},
+    permit_id::PermitId,
 };
 
 /// Permits of one ledger that are due within this fraction of a lease are renewed together: looking up a ledger costs
@@ -316,17 +317,49 @@ impl Queue {
 
 /// The view of operators.
 impl Queue {
-    pub fn look(&self, ctx: &Context) -> QueueLook<'_> {
-        let pause = self.pause.end().map(|(end, own)| PauseLook { end, own });
-        QueueLook {
-            limit: self.terms.limit_id,
-            key: &self.terms.key,
-            ledger: &self.terms.ledger,
-            max: self.terms.max(),
-            pause,
-            recovering: self.terms.is_returning(ctx)
-                && self.terms.limit().current_mode() == Mode::Enforce,
+    /// Looks at the queue, if it counts, and at its entries from this name on, counting down `left`. Returns the name to
+    /// continue with.
+    pub fn look(
+        &self,
+        ctx: &Context,
+        (which, now): (&Which, Instant),
+        from: Seq,
+        left: &mut usize,
+        seen: &mut Vec<Seen>,
+    ) -> Option<Seq> {
+        let terms = &self.terms;
+        if !which.counts(terms.limit_id, &terms.key, &terms.ledger) {
+            return None;
         }
+        let pause = self.pause.end().filter(|(end, _)| *end > now);
+        seen.push(Seen::Queue(QueueLook {
+            limit: terms.limit_id,
+            key: terms.key.clone(),
+            max: terms.max(),
+            budget: None,
+            pause: pause.map(|(end, own)| PauseLook { end, own }),
+            recovering: terms.is_returning(ctx) && terms.limit().current_mode() == Mode::Enforce,
+        }));
+        for (seq, entry) in self.entries.all().since(from) {
+            if *left == 0 {
+                return Some(*seq);
+            }
+            *left -= 1;
+            // Read first: without the keeper's lock, the slot may pass to the next permit.
+            let tenure = entry.lease.owners().tenure();
+            if let Some((waits, since)) = entry.waits_since() {
+                let (replica, seq) = (ctx.settings.replica, entry.lease.seq());
+                seen.push(Seen::Entry(EntryLook {
+                    lease: entry.lease.clone(),
+                    id: PermitId::new(MemberId { replica, seq }, tenure),
+                    waits,
+                    since,
+                    place: entry.place,
+                    tenant: entry.paying().map(|paying| paying.look()),
+                }));
+            }
+        }
+        None
     }
 
     /// How far tenants are behind, by the ledger in this process.
@@ -336,33 +369,5 @@ impl Queue {
         };
         let behind = tenants.iter().map(|tenant| ledger.behind_us(*tenant));
         behind.collect()
-    }
-
-    /// Passes entries from this name on, counting down `left`. Returns the name to continue with.
-    pub fn look_at_entries(
-        &self,
-        from: Seq,
-        left: &mut usize,
-        mut visit: impl FnMut(EntryLook<'_>),
-    ) -> Option<Seq> {
-        for (seq, entry) in self.entries.all().since(from) {
-            if *left == 0 {
-                return Some(*seq);
-            }
-            *left -= 1;
-            // Read first: without the keeper's lock, the slot may pass to the next permit.
-            let tenure = entry.lease.owners().tenure();
-            if let Some((waits, since)) = entry.waits_since() {
-                visit(EntryLook {
-                    lease: &entry.lease,
-                    tenure,
-                    waits,
-                    since,
-                    place: entry.place,
-                    tenant: entry.paying().map(|paying| paying.look()),
-                });
-            }
-        }
-        None
     }
 }

@@ -51,8 +51,10 @@ pub struct Signed {
 
 /// The log's note of a change, in addition to its edits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ChangeNote {
+pub struct ChangeNote {
+    /// Its author, as given by the operator.
     pub author: String,
+    /// Its reason, as given by the operator.
     pub reason: String,
     /// The kind of the change, in a word.
     pub what: String,
@@ -85,7 +87,8 @@ pub struct Logged {
     /// When, in milliseconds since 1970 on the store's clock.
     pub at_ms: u64,
     pub(crate) token: Token,
-    pub(crate) note: ChangeNote,
+    /// Who made it, and why.
+    pub note: ChangeNote,
     /// Field, text before and text after; a text is empty for a missing override.
     pub edits: Vec<[String; 3]>,
 }
@@ -111,8 +114,7 @@ impl Signed {
 impl New {
     /// The text of a change at this time.
     pub(super) fn text(&self, now_ms: u64, token: &Token) -> String {
-        let (end_ms, json) = (now_ms + self.length_ms, &self.json);
-        let token = token.as_str();
+        let (end_ms, token, json) = (now_ms + self.length_ms, token.as_str(), &self.json);
         format!("{now_ms} {end_ms} {end_ms} {now_ms} {token} {json}")
     }
 }
@@ -121,17 +123,6 @@ impl Logged {
     /// Identifies the change.
     pub fn token(&self) -> &str {
         self.token.as_str()
-    }
-
-    /// Its kind in a word, the author, the reason, and what it is about if it changes no override.
-    pub fn texts(self) -> (String, String, String, Option<String>) {
-        let ChangeNote {
-            author,
-            reason,
-            what,
-            subject,
-        } = self.note;
-        (what, author, reason, subject)
     }
 }
 

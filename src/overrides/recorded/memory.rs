@@ -46,7 +46,12 @@ impl LocalRecord {
 
     pub(crate) fn read(&self) -> Record {
         let (now_ms, kept) = (self.now_ms(), self.lock());
-        Record::of(kept.token.clone(), kept.entries.clone(), now_ms)
+        Record {
+            token: kept.token.clone(),
+            entries: kept.entries.clone(),
+            now_ms,
+            ..Record::default()
+        }
     }
 
     /// The latest changes, newest first.
@@ -59,22 +64,20 @@ impl LocalRecord {
         kept.entries.retain(|_, entry| entry.is_in_force(now_ms));
         let (mut entries, mut edits) = (kept.entries.clone(), Vec::new());
         for edit in &change.edits {
-            let was = entries.remove(&edit.field);
-            let before = was.as_ref().map_or("", |was| &was.text).to_owned();
-            if was.as_ref().map(|was| &was.one.token) != edit.seen.as_ref() {
-                let field = edit.field.clone();
-                return Changed::Meanwhile {
-                    field,
-                    text: before,
-                };
+            let field = edit.field.clone();
+            let was = entries.remove(&field);
+            let is_seen = was.as_ref().map(|was| &was.one.token) == edit.seen.as_ref();
+            let text = was.map_or(String::new(), |was| was.text);
+            if !is_seen {
+                return Changed::Meanwhile { field, text };
             }
             let to = edit.to.as_ref().map(|new| new.text(now_ms, &change.token));
             let after = to.unwrap_or_default();
-            if let Ok(entry) = RecordEntry::read(edit.field.as_bytes(), after.as_bytes()) {
-                entries.insert(edit.field.clone(), entry);
+            if let Ok(entry) = RecordEntry::read(field.as_bytes(), after.as_bytes()) {
+                entries.insert(field.clone(), entry);
             }
-            if after != before {
-                edits.push([edit.field.clone(), before, after]);
+            if after != text {
+                edits.push([field, text, after]);
             }
         }
         if edits.is_empty() && !change.is_noted() {

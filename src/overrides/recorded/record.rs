@@ -26,26 +26,22 @@ pub(super) const LATEST: &str = "token";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The latest change. `None`: the record was never changed, or lost since.
-    token: Option<Token>,
+    pub(super) token: Option<Token>,
     /// All known entries, by field.
-    entries: Entries,
+    pub(super) entries: Entries,
     /// Fields in force in replicas but missing from the record.
-    lost: BTreeSet<String>,
+    pub(super) lost: BTreeSet<String>,
     /// Faults of ignored fields.
     pub(crate) faults: Vec<FieldFault>,
     /// The store's time of the read, in ms.
     pub now_ms: u64,
 }
 
-/// The hash has too many fields to be a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TooLarge;
-
 impl Record {
-    /// Parses the fields of the hash.
-    pub(crate) fn read(fields: &BTreeMap<Vec<u8>, Vec<u8>>, now_ms: u64) -> Result<Self, TooLarge> {
+    /// Parses the fields of the hash. `None`: there are too many for a record.
+    pub(crate) fn read(fields: &BTreeMap<Vec<u8>, Vec<u8>>, now_ms: u64) -> Option<Self> {
         if fields.len() > MAX_ENTRIES + 1 {
-            return Err(TooLarge);
+            return None;
         }
         let mut record = Self {
             now_ms,
@@ -53,11 +49,9 @@ impl Record {
         };
         for (field, text) in fields {
             if field == LATEST.as_bytes() {
-                let text = str::from_utf8(text).ok();
-                let token = text
-                    .and_then(|text| text.split_once(' '))
-                    .map(|(_, token)| token);
-                record.token = token.and_then(|token| token.to_owned().try_into().ok());
+                let text = str::from_utf8(text).unwrap_or_default();
+                let (_version, token) = text.split_once(' ').unwrap_or_default();
+                record.token = token.to_owned().try_into().ok();
                 continue;
             }
             match RecordEntry::read(field, text) {
@@ -70,21 +64,7 @@ impl Record {
                 Err(fault) => record.faults.push(fault),
             }
         }
-        Ok(record)
-    }
-
-    pub(super) fn of(token: Option<Token>, entries: Entries, now_ms: u64) -> Self {
-        Self {
-            token,
-            entries,
-            now_ms,
-            ..Self::default()
-        }
-    }
-
-    /// Adopts overrides in force of an earlier record that are newer: the store has lost them.
-    pub(crate) fn take_newer(&mut self, before: &Self) {
-        self.take_newer_entries(&before.entries);
+        Some(record)
     }
 
     /// Adopts newer fields and texts reported by a replica. Unreadable texts are skipped.
@@ -93,11 +73,15 @@ impl Record {
             let entry = RecordEntry::read(field.as_bytes(), text.as_bytes()).ok()?;
             Some((field.clone(), entry))
         };
-        self.take_newer_entries(&texts.iter().filter_map(read).collect());
+        self.take_newer(&Self {
+            entries: texts.iter().filter_map(read).collect(),
+            ..Self::default()
+        });
     }
 
-    fn take_newer_entries(&mut self, others: &Entries) {
-        for (field, entry) in others {
+    /// Adopts overrides in force of another record that are newer: the store has lost them.
+    pub(crate) fn take_newer(&mut self, other: &Self) {
+        for (field, entry) in &other.entries {
             let known = self.entries.get(field);
             let is_newer = known.is_none_or(|known| known.version < entry.version);
             let fits = known.is_some() || self.entries.len() < MAX_ENTRIES;
@@ -222,7 +206,7 @@ mod tests {
         let record = Record::read(&fields, NOW_MS).unwrap();
         assert_eq!(record.overrides().count(), MAX_ENTRIES + 1);
         fields.insert(LATEST.into(), OF.into());
-        assert_eq!(Record::read(&fields, NOW_MS), Err(TooLarge));
+        assert_eq!(Record::read(&fields, NOW_MS), None);
     }
 
     /// Overrides last as long as the store says, regardless of this machine's wall clock.

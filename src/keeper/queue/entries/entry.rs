@@ -187,10 +187,10 @@ impl Paying {
         }
     }
 
-    pub fn look(&self) -> TenantLook<'_> {
+    pub fn look(&self) -> TenantLook {
         TenantLook {
             id: self.tenant,
-            name: &self.name,
+            name: self.name.clone(),
             share: self.share,
         }
     }
