@@ -150,7 +150,7 @@ impl Effect {
             Self::Answer(inquiry, usage) => inquiry.respond(usage),
             Self::Dismiss(inquiry) => drop(inquiry),
             Self::DataLost => control.data_lost(),
-            Self::Confirm(confirmation) => confirmation.notify(),
+            Self::Confirm(confirmation) => confirmation.respond(()),
             Self::GiveUpOn(confirmation) => drop(confirmation),
             Self::Measure(meter, measure) => meter.note(measure),
             Self::MeasureStore(state) => store.is(state),

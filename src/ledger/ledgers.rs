@@ -13,10 +13,10 @@ use super::{
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Ledgers {
-    ledgers: BTreeMap<String, Ledger>,
-    rates: BTreeMap<String, RateState>,
+    pub(super) ledgers: BTreeMap<String, Ledger>,
+    pub(super) rates: BTreeMap<String, RateState>,
     /// Each with its end, in store microseconds.
-    generations: BTreeMap<String, (Generation, u64)>,
+    pub(super) generations: BTreeMap<String, (Generation, u64)>,
     budget: usize,
     pub(crate) audience: Audience,
 }
@@ -28,16 +28,6 @@ pub(crate) struct Audience {
     pub(crate) listens: bool,
     /// Replicas without a subscribed connection.
     pub(crate) absent: BTreeSet<ReplicaId>,
-}
-
-/// All stored data, in the form that Redis would have.
-#[cfg(test)]
-#[derive(Debug, Default, PartialEq)]
-pub(crate) struct Content {
-    /// Members and scores of each sorted set.
-    pub(crate) ledgers: BTreeMap<String, Vec<(String, f64)>>,
-    pub(crate) rates: BTreeMap<String, String>,
-    pub(crate) generations: BTreeMap<String, String>,
 }
 
 /// The data that decide the claims of an exchange.
@@ -175,56 +165,5 @@ impl Ledgers {
         self.ledgers.clear();
         self.rates.clear();
         self.generations.clear();
-    }
-}
-
-#[cfg(test)]
-impl Ledgers {
-    /// Loses all ledgers, as if they were deleted one by one.
-    pub(crate) fn lose_ledgers(&mut self) {
-        self.ledgers.clear();
-    }
-
-    /// Forgets the shares whose time is over. Returns the keys of their ledgers.
-    pub(crate) fn forget_shares(&mut self, now_us: u64) -> Vec<String> {
-        let ended = self.ledgers.iter_mut();
-        let ended = ended.filter_map(|(key, ledger)| {
-            let ended = ledger.forget_shares(now_us / 1_000);
-            ended.then(|| key.clone())
-        });
-        let ended = ended.collect();
-        self.ledgers.retain(|_, ledger| !ledger.is_forgotten());
-        ended
-    }
-
-    pub(crate) fn get(&self, key: &str) -> Option<&Ledger> {
-        self.ledgers.get(key)
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &Ledger)> {
-        self.ledgers.iter()
-    }
-
-    pub(crate) fn content(&self) -> Content {
-        let ledgers = self.ledgers.iter().flat_map(|(key, ledger)| {
-            let [tenants, lines] = ledger.shares_content();
-            let beside = [
-                (format!("{key}:shares"), tenants),
-                (format!("{key}:lines"), lines),
-            ];
-            let own = (key.clone(), ledger.content());
-            beside.into_iter().chain([own])
-        });
-        let rates = self.rates.iter();
-        let rates = rates.map(|(key, state)| (key.clone(), state.text()));
-        let generations = self.generations.iter().map(|(key, (generation, _))| {
-            let Generation { id, found_ms } = generation;
-            (key.clone(), format!("{id} {found_ms}"))
-        });
-        Content {
-            ledgers: ledgers.filter(|(_, content)| !content.is_empty()).collect(),
-            rates: rates.collect(),
-            generations: generations.collect(),
-        }
     }
 }

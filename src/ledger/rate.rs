@@ -443,30 +443,6 @@ impl RateState {
             before_us: self.start_us,
         }
     }
-
-    /// The state's text in the store.
-    #[cfg(test)]
-    pub(super) fn text(self) -> String {
-        let Self {
-            us,
-            rem,
-            rate,
-            rounded,
-            since_us,
-            charged,
-            before_group,
-            group,
-            start_us,
-        } = self;
-        let Rate {
-            count,
-            period_us,
-            burst,
-        } = rate;
-        format!(
-            "{us} {rem} {count}/{period_us}/{burst}/{rounded}/{before_group}/{group}/{start_us} {charged} {since_us}"
-        )
-    }
 }
 
 impl Tat {

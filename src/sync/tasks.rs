@@ -39,47 +39,29 @@ impl Drop for StoredWaker {
     }
 }
 
-/// A task that asked for the usage of a ledger. Answering or dropping it wakes the task.
+/// A task that waits for an answer. Answering or dropping it wakes the task.
 #[derive(Debug)]
-pub(crate) struct Inquiry(Option<oneshot::Sender<Usage>>);
+pub(crate) struct Asker<T>(Option<oneshot::Sender<T>>);
 
-impl Inquiry {
-    pub(crate) fn new() -> (Self, oneshot::Receiver<Usage>) {
-        let (done, all_done) = oneshot::channel();
-        (Self(Some(done)), all_done)
+/// A task that asked for the usage of a ledger.
+pub(crate) type Inquiry = Asker<Usage>;
+
+/// A task that waits for the confirmation of a release.
+pub(crate) type Confirmation = Asker<()>;
+
+impl<T> Asker<T> {
+    pub(crate) fn new() -> (Self, oneshot::Receiver<T>) {
+        let (asker, answer) = oneshot::channel();
+        (Self(Some(asker)), answer)
     }
 
-    pub(crate) fn respond(mut self, usage: Usage) {
+    pub(crate) fn respond(mut self, answer: T) {
         // The receiver may be gone.
-        self.0.take().map(|inquiry| inquiry.send(usage));
+        self.0.take().map(|asker| asker.send(answer));
     }
 }
 
-impl Drop for Inquiry {
-    fn drop(&mut self) {
-        if self.0.is_some() {
-            assert_unlocked();
-        }
-    }
-}
-
-/// A task that waits for the confirmation of a release. Answering or dropping it wakes the task.
-#[derive(Debug)]
-pub(crate) struct Confirmation(Option<oneshot::Sender<()>>);
-
-impl Confirmation {
-    pub(crate) fn new() -> (Self, oneshot::Receiver<()>) {
-        let (confirm, confirmed) = oneshot::channel();
-        (Self(Some(confirm)), confirmed)
-    }
-
-    pub(crate) fn notify(mut self) {
-        // The receiver may be gone.
-        self.0.take().map(|confirmed| confirmed.send(()));
-    }
-}
-
-impl Drop for Confirmation {
+impl<T> Drop for Asker<T> {
     fn drop(&mut self) {
         if self.0.is_some() {
             assert_unlocked();

@@ -21,7 +21,7 @@ use crate::{
 /// Store time at the store's creation.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// Maximum delay: longer than any test, but within the range of `Instant`.
-const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+pub(super) const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// A replica; in a cluster, a single part of it.
 pub(super) type Client = (ReplicaId, Part);
@@ -42,10 +42,10 @@ pub(super) struct Server {
 
 /// Channels wake tasks, which is foreign code, so messages taken from the state are sent or dropped without the lock.
 #[derive(Default)]
-struct ServerState {
-    ledgers: Ledgers,
-    is_down: bool,
-    delay: Duration,
+pub(super) struct ServerState {
+    pub(super) ledgers: Ledgers,
+    pub(super) is_down: bool,
+    pub(super) delay: Duration,
     /// Store time of the last exchange.
     last_us: u64,
     /// Number of the latest connection or exchange.
@@ -104,22 +104,6 @@ impl Server {
         let cut: Vec<_> = state.clients.values_mut().map(Option::take).collect();
         drop(state);
         drop((lost, cut));
-    }
-
-    pub(super) fn come_back(&self) {
-        self.lock().is_down = false;
-    }
-
-    pub(super) fn is_down(&self) -> bool {
-        self.lock().is_down
-    }
-
-    pub(super) fn respond_after(&self, delay: Duration) {
-        self.lock().delay = delay.min(MAX_DELAY);
-    }
-
-    pub(super) fn forget(&self) {
-        self.lock().ledgers.clear();
     }
 
     /// Opens a connection, which replaces an older one. `None` if the store is down.
@@ -207,7 +191,7 @@ impl Server {
     }
 
     /// The state is consistent even after a panic: no user code runs under the lock.
-    fn lock(&self) -> MutexGuard<'_, ServerState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,11 +4,14 @@
 use std::collections::BTreeMap;
 
 #[cfg(test)]
-use super::{Heartbeat, Pause, shares::SharesState};
-use super::{Ledger, Waiter};
-use crate::ledger::{MemberId, ReplicaId};
+use super::{Heartbeat, Pause, queue::FIRST_TICKET, shares::Lined};
+use super::{
+    Ledger, Waiter,
+    shares::{Shares, TenantState},
+};
+use crate::ledger::{MemberId, ReplicaId, TenantId};
 #[cfg(test)]
-use crate::ledger::{RAMP_MS, id::more_members};
+use crate::ledger::{Payer, RAMP_MS, id::more_members};
 
 impl Ledger {
     /// Whether each permit has one place, the unit count matches the holders, and each line its tenant.
@@ -129,5 +132,106 @@ impl Ledger {
         let mut others: Vec<_> = pause.chain(heartbeats).chain(rights).collect();
         others.sort_by(|one, other| one.1.total_cmp(&other.1));
         waiters.chain(holders).chain(others).collect()
+    }
+
+    /// The lines of a fair ledger, with the tickets of the places.
+    pub(crate) fn lines(&self) -> impl DoubleEndedIterator<Item = (TenantId, i64, MemberId)> {
+        let shares = self.shares.iter();
+        let lines = shares.flat_map(|shares| &shares.lines);
+        lines.map(|waiter| (waiter.tenant, waiter.ticket, waiter.id))
+    }
+
+    /// Members and scores of the equivalent sorted sets in Redis, in order: of tenants and of lines.
+    pub(in crate::ledger) fn shares_content(&self) -> [Vec<(String, f64)>; 2] {
+        let text = |tenant: &TenantId| tenant.text().map(char::from).iter().collect::<String>();
+        let Some(shares) = &self.shares else {
+            return Default::default();
+        };
+        const IDLE: u64 = 1 << 51;
+        let time = (String::new(), shares.time_us as f64 - IDLE as f64);
+        let waiting = shares.waiting.iter();
+        let waiting = waiting.map(|(paid_us, tenant)| (text(tenant), *paid_us as f64));
+        let idle = shares.idle.iter();
+        let idle = idle.map(|(paid_us, tenant)| (text(tenant), (IDLE + paid_us) as f64));
+        let lines = shares.lines.iter().map(|waiter| {
+            let place = waiter.ticket - FIRST_TICKET;
+            let (tenant, id, cost_us) = (text(&waiter.tenant), waiter.id.text(), waiter.cost_us);
+            (format!("{tenant}{place:016}{id}{cost_us:016}"), 0.0)
+        });
+        let tenants = std::iter::once(time).chain(waiting).chain(idle);
+        [tenants.collect(), lines.collect()]
+    }
+}
+
+impl Shares {
+    /// Whether each tenant has one place in the order, a tenant with a line waits, and the lengths of the lines match.
+    pub(super) fn is_sound(&self) -> bool {
+        let lengths = |tenant| self.lines.iter().filter(move |one| one.tenant == tenant);
+        let has_place = |(&tenant, one): (&TenantId, &TenantState)| {
+            let place = (one.paid_us, tenant);
+            let length = lengths(tenant).count();
+            self.waiting.contains(&place) == one.waits
+                && self.idle.contains(&place) != one.waits
+                && one.line == length
+                && (one.waits || length == 0)
+        };
+        self.tenants.iter().all(has_place)
+            && self.tenants.len() == self.waiting.len() + self.idle.len()
+            && self
+                .lines
+                .iter()
+                .all(|one| self.tenants.contains_key(&one.tenant))
+    }
+}
+
+/// The complete state of a ledger's shares, for the model.
+#[cfg(test)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::ledger) struct SharesState {
+    /// Virtual time.
+    pub(in crate::ledger) time_us: u64,
+    /// The payments of each tenant, and whether it waits.
+    pub(in crate::ledger) tenants: BTreeMap<TenantId, (u64, bool)>,
+    /// Payer, ticket and name of each waiter in a line, in order.
+    pub(in crate::ledger) lines: Vec<(Payer, i64, MemberId)>,
+    pub(in crate::ledger) kept_until_ms: u64,
+}
+
+#[cfg(test)]
+impl SharesState {
+    pub(super) fn of(shares: &Shares) -> Self {
+        let tenants = shares.tenants.iter();
+        let lines = shares.lines.iter().map(|waiter| {
+            let Lined {
+                tenant, cost_us, ..
+            } = *waiter;
+            (Payer { tenant, cost_us }, waiter.ticket, waiter.id)
+        });
+        Self {
+            time_us: shares.time_us,
+            tenants: tenants
+                .map(|(&tenant, one)| (tenant, (one.paid_us, one.waits)))
+                .collect(),
+            lines: lines.collect(),
+            kept_until_ms: shares.kept_until_ms,
+        }
+    }
+
+    pub(super) fn shares(&self) -> Shares {
+        let mut shares = Shares {
+            time_us: self.time_us,
+            kept_until_ms: self.kept_until_ms,
+            ..Shares::default()
+        };
+        for (&tenant, &(paid_us, waits)) in &self.tenants {
+            shares.insert(tenant, paid_us, waits);
+        }
+        for &(payer, ticket, id) in &self.lines {
+            shares.lines.insert(Lined::new(payer, ticket, id));
+            if let Some(one) = shares.tenants.get_mut(&payer.tenant) {
+                one.line += 1;
+            }
+        }
+        shares
     }
 }

@@ -9,7 +9,7 @@
 mod call;
 pub(super) mod claims;
 #[cfg(any(test, turnstile_fuzzing))]
-mod inspect;
+pub(super) mod inspect;
 mod leases;
 mod pause;
 pub(super) mod queue;

@@ -36,7 +36,7 @@ pub(in crate::ledger) const CROWD: usize = 4;
 pub(super) struct Shares {
     /// Virtual time.
     pub(super) time_us: u64,
-    tenants: BTreeMap<TenantId, TenantState>,
+    pub(super) tenants: BTreeMap<TenantId, TenantState>,
     /// Tenants with a line, by their payments.
     pub(super) waiting: BTreeSet<(u64, TenantId)>,
     /// The others, until virtual time has reached them.
@@ -48,10 +48,10 @@ pub(super) struct Shares {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct TenantState {
-    paid_us: u64,
-    waits: bool,
-    line: usize,
+pub(super) struct TenantState {
+    pub(super) paid_us: u64,
+    pub(super) waits: bool,
+    pub(super) line: usize,
 }
 
 /// A waiter in the line of its tenant. Lines are in order of tickets.
@@ -137,7 +137,7 @@ impl Shares {
     }
 
     /// Sets a tenant's payments, and whether it waits.
-    fn insert(&mut self, tenant: TenantId, paid_us: u64, waits: bool) {
+    pub(super) fn insert(&mut self, tenant: TenantId, paid_us: u64, waits: bool) {
         let before = self.tenants.get(&tenant).copied();
         if let Some(before) = before {
             self.order(before.waits).remove(&(before.paid_us, tenant));
@@ -242,79 +242,5 @@ impl Shares {
         if line == 0 {
             self.stop_waiting(tenant);
         }
-    }
-}
-
-#[cfg(any(test, turnstile_fuzzing))]
-impl Shares {
-    /// Whether each tenant has one place in the order, a tenant with a line waits, and the lengths of the lines match.
-    pub(super) fn is_sound(&self) -> bool {
-        let lengths = |tenant| self.lines.iter().filter(move |one| one.tenant == tenant);
-        let has_place = |(&tenant, one): (&TenantId, &TenantState)| {
-            let place = (one.paid_us, tenant);
-            let length = lengths(tenant).count();
-            self.waiting.contains(&place) == one.waits
-                && self.idle.contains(&place) != one.waits
-                && one.line == length
-                && (one.waits || length == 0)
-        };
-        self.tenants.iter().all(has_place)
-            && self.tenants.len() == self.waiting.len() + self.idle.len()
-            && self
-                .lines
-                .iter()
-                .all(|one| self.tenants.contains_key(&one.tenant))
-    }
-}
-
-/// The complete state of a ledger's shares, for the model.
-#[cfg(test)]
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::ledger) struct SharesState {
-    /// Virtual time.
-    pub(in crate::ledger) time_us: u64,
-    /// The payments of each tenant, and whether it waits.
-    pub(in crate::ledger) tenants: BTreeMap<TenantId, (u64, bool)>,
-    /// Payer, ticket and name of each waiter in a line, in order.
-    pub(in crate::ledger) lines: Vec<(Payer, i64, MemberId)>,
-    pub(in crate::ledger) kept_until_ms: u64,
-}
-
-#[cfg(test)]
-impl SharesState {
-    pub(super) fn of(shares: &Shares) -> Self {
-        let tenants = shares.tenants.iter();
-        let lines = shares.lines.iter().map(|waiter| {
-            let Lined {
-                tenant, cost_us, ..
-            } = *waiter;
-            (Payer { tenant, cost_us }, waiter.ticket, waiter.id)
-        });
-        Self {
-            time_us: shares.time_us,
-            tenants: tenants
-                .map(|(&tenant, one)| (tenant, (one.paid_us, one.waits)))
-                .collect(),
-            lines: lines.collect(),
-            kept_until_ms: shares.kept_until_ms,
-        }
-    }
-
-    pub(super) fn shares(&self) -> Shares {
-        let mut shares = Shares {
-            time_us: self.time_us,
-            kept_until_ms: self.kept_until_ms,
-            ..Shares::default()
-        };
-        for (&tenant, &(paid_us, waits)) in &self.tenants {
-            shares.insert(tenant, paid_us, waits);
-        }
-        for &(payer, ticket, id) in &self.lines {
-            shares.lines.insert(Lined::new(payer, ticket, id));
-            if let Some(one) = shares.tenants.get_mut(&payer.tenant) {
-                one.line += 1;
-            }
-        }
-        shares
     }
 }

@@ -1,7 +1,5 @@
 //! Tenants of a fair ledger: their charges, and the lines of their waiters. The rule is in `shares.rs`.
 
-#[cfg(test)]
-use super::queue::FIRST_TICKET;
 use super::{
     Call, Ledger, Place,
     shares::{CROWD, InTurn, Lined, Passed},
@@ -103,36 +101,5 @@ impl Ledger {
     pub(super) fn waits(&self, waiter: Lined) -> bool {
         let place = self.places.get(&waiter.id);
         matches!(place, Some(Place::Waits { .. }))
-    }
-}
-
-#[cfg(test)]
-impl Ledger {
-    /// The lines of a fair ledger, with the tickets of the places.
-    pub(crate) fn lines(&self) -> impl DoubleEndedIterator<Item = (TenantId, i64, MemberId)> {
-        let shares = self.shares.iter();
-        let lines = shares.flat_map(|shares| &shares.lines);
-        lines.map(|waiter| (waiter.tenant, waiter.ticket, waiter.id))
-    }
-
-    /// Members and scores of the equivalent sorted sets in Redis, in order: of tenants and of lines.
-    pub(in crate::ledger) fn shares_content(&self) -> [Vec<(String, f64)>; 2] {
-        let text = |tenant: &TenantId| tenant.text().map(char::from).iter().collect::<String>();
-        let Some(shares) = &self.shares else {
-            return Default::default();
-        };
-        const IDLE: u64 = 1 << 51;
-        let time = (String::new(), shares.time_us as f64 - IDLE as f64);
-        let waiting = shares.waiting.iter();
-        let waiting = waiting.map(|(paid_us, tenant)| (text(tenant), *paid_us as f64));
-        let idle = shares.idle.iter();
-        let idle = idle.map(|(paid_us, tenant)| (text(tenant), (IDLE + paid_us) as f64));
-        let lines = shares.lines.iter().map(|waiter| {
-            let place = waiter.ticket - FIRST_TICKET;
-            let (tenant, id, cost_us) = (text(&waiter.tenant), waiter.id.text(), waiter.cost_us);
-            (format!("{tenant}{place:016}{id}{cost_us:016}"), 0.0)
-        });
-        let tenants = std::iter::once(time).chain(waiting).chain(idle);
-        [tenants.collect(), lines.collect()]
     }
 }

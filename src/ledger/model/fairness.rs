@@ -6,7 +6,7 @@ use super::{
     message::{NOW_MS, steps},
     tenants::{Tenant, longest, shortest, tenant_id},
 };
-use crate::ledger::machine::shares::SharesState;
+use crate::ledger::machine::inspect::SharesState;
 
 /// Whose turn comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use super::{
     message::{Message, NOW_MS, replica, steps, time_ms},
 };
 use crate::ledger::{
-    Dues, FIRST_TICKET, Left, MemberId, Payer, Report, TenantId, machine::shares::SharesState,
+    Dues, FIRST_TICKET, Left, MemberId, Payer, Report, TenantId, machine::inspect::SharesState,
 };
 
 /// Virtual time of each exchange, in us.

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "redis")]
 mod claims;
+mod content;
 mod rates;
 mod refunds;
 #[cfg(feature = "redis")]

@@ -10,13 +10,13 @@ use std::{
 use proptest::{prelude::*, sample::subsequence};
 use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind, Value};
 
+use super::content::Content;
 use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Dues,
         EXCHANGE_LUA, Exchange, Ledger, Ledgers, Left, MAX_LEASE_MS, Payer, Published, RAMP_MS,
         RIGHT_MS, Rate, Refund, ReplicaId, Reply, Report, Reuse, SWEEP_BUDGET, Seq, Standing,
-        TenantId, WAIT_FOREVER_US, Wake, Want, ledgers::Content, machine::queue::FIRST_TICKET,
-        number_of, weighing,
+        TenantId, WAIT_FOREVER_US, Wake, Want, machine::queue::FIRST_TICKET, number_of, weighing,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_lost, decode_wake, encode},

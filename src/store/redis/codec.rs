@@ -159,7 +159,6 @@ fn pack(packed: &mut Vec<u8>, record: [u64; RECORD]) {
 
 /// Decodes the reply to `exchange`. A ledger's error that concerns the whole server fails the exchange.
 pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreError> {
-    let unreadable = || StoreError::misconfigured("the store's reply is not that of the script");
     let mut parts = items(value).ok_or_else(unreadable)?;
     let now_us = unsigned(parts.next()).ok_or_else(unreadable)?;
     let extent = integer(parts.next()).ok_or_else(unreadable)?;
@@ -170,22 +169,14 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
     let promoted_end_ms = now_us / 1_000 + exchange.promotion_ms();
     let mut batches = Vec::with_capacity(exchange.batches.len());
     for batch in &exchange.batches {
-        batches.push(match parts.next() {
-            Some(Value::BulkString(message)) => Err(ledger_error(&message)?),
-            Some(Value::Int(in_use)) => {
-                Ok(decode_brief(batch, in_use, lease_end_ms).ok_or_else(unreadable)?)
-            }
-            Some(value) => Ok(decode_batch(batch, value, promoted_end_ms).ok_or_else(unreadable)?),
-            None => return Err(unreadable()),
-        });
+        batches.push(of_ledger(parts.next(), |value| match value {
+            Value::Int(in_use) => decode_brief(batch, in_use, lease_end_ms),
+            value => decode_batch(batch, value, promoted_end_ms),
+        })?);
     }
     let mut claims = Vec::with_capacity(exchange.claims.len());
     for claim in &exchange.claims {
-        claims.push(match parts.next() {
-            Some(Value::BulkString(message)) => Err(ledger_error(&message)?),
-            Some(value) => Ok(decode_claim(claim, value).ok_or_else(unreadable)?),
-            None => return Err(unreadable()),
-        });
+        claims.push(of_ledger(parts.next(), |value| decode_claim(claim, value))?);
     }
     let generation = match parts.next() {
         Some(value) if exchange.generation_query.is_some() => {
@@ -201,6 +192,21 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
         claims,
         generation,
     })
+}
+
+fn unreadable() -> StoreError {
+    StoreError::misconfigured("the store's reply is not that of the script")
+}
+
+/// The reply of a ledger or of a claim, or its error.
+fn of_ledger<T>(
+    value: Option<Value>,
+    decode: impl FnOnce(Value) -> Option<T>,
+) -> Result<Result<T, LedgerError>, StoreError> {
+    match value {
+        Some(Value::BulkString(message)) => ledger_error(&message).map(Err),
+        value => value.and_then(decode).map(Ok).ok_or_else(unreadable),
+    }
 }
 
 fn decode_generation(value: Value) -> Option<Generation> {
