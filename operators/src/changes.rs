@@ -235,7 +235,7 @@ impl LogEntry {
     /// `None` if the change is of a kind that this version does not know.
     pub(super) fn of(logged: Logged) -> Option<Self> {
         let edits = logged.edits.iter().filter_map(|[field, before, after]| {
-            let read = |text: &str| Override::read(field.as_bytes(), text.as_bytes()).ok();
+            let read = |text: &str| Override::read(field.as_bytes(), text.as_bytes());
             let (before, after) = (read(before), read(after));
             let target = before.as_ref().or(after.as_ref())?.target.clone();
             Some(Edited {

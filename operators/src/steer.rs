@@ -237,9 +237,7 @@ fn done(changed: Changed) -> Result<(), OperateError> {
         Changed::Done => return Ok(()),
         Changed::Meanwhile { field, text } => {
             return Err(conflict(
-                Override::read(field.as_bytes(), text.as_bytes())
-                    .ok()
-                    .as_ref(),
+                Override::read(field.as_bytes(), text.as_bytes()).as_ref(),
             ));
         }
         Changed::Full => (

@@ -89,7 +89,9 @@ impl Keeper {
             // The runtime was shut down and has dropped the task.
             _ if is_gone => Err(AcquireErrorKind::NoRuntime),
             _ => {
-                self.control.run_on(&runtime);
+                if let Some(task) = self.control.get() {
+                    task.run_on(&runtime);
+                }
                 Ok(())
             }
         }

@@ -149,7 +149,11 @@ impl Effect {
             Self::Tell(lease) => lease.wake_watchers(),
             Self::Answer(inquiry, usage) => inquiry.respond(usage),
             Self::Dismiss(inquiry) => drop(inquiry),
-            Self::DataLost => control.data_lost(),
+            Self::DataLost => {
+                if let Some(task) = control.get() {
+                    task.data_lost();
+                }
+            }
             Self::Confirm(confirmation) => confirmation.respond(()),
             Self::GiveUpOn(confirmation) => drop(confirmation),
             Self::Measure(meter, measure) => meter.note(measure),

@@ -336,13 +336,15 @@ impl KeeperHandle {
         if report.unconfirmed > 0 {
             (self.keeper).with(|core| core.log_unconfirmed(report.unconfirmed));
         }
-        self.keeper.control.leave().await;
+        if let Some(task) = self.keeper.control.get() {
+            task.leave().await;
+        }
         report
     }
 
     /// Starts listening to operators, for as long as the limiter or a permit exists.
     pub fn set_control_task(&self, task: &Arc<dyn ControlTask>) {
-        self.keeper.control.set(task.clone());
+        let _ = self.keeper.control.set(task.clone());
     }
 }
 

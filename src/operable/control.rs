@@ -17,33 +17,5 @@ pub(crate) trait ControlTask: Send + Sync {
     fn leave(&self) -> BoxFuture<'static, ()>;
 }
 
-/// A keeper's control task, if any.
-#[derive(Default)]
-pub(crate) struct Control {
-    task: OnceLock<Arc<dyn ControlTask>>,
-}
-
-impl Control {
-    pub(crate) fn set(&self, task: Arc<dyn ControlTask>) {
-        // A keeper gets its task only once.
-        let _ = self.task.set(task);
-    }
-
-    pub(crate) fn run_on(&self, runtime: &Handle) {
-        if let Some(task) = self.task.get() {
-            task.run_on(runtime);
-        }
-    }
-
-    pub(crate) fn data_lost(&self) {
-        if let Some(task) = self.task.get() {
-            task.data_lost();
-        }
-    }
-
-    pub(crate) async fn leave(&self) {
-        if let Some(task) = self.task.get() {
-            task.leave().await;
-        }
-    }
-}
+/// A keeper's control task, if any. A keeper gets its task only once.
+pub(crate) type Control = OnceLock<Arc<dyn ControlTask>>;

@@ -62,10 +62,8 @@ impl Follower {
             // The overrides in force stay until they end.
             Err(error) => return self.report(Some(error.message)),
         };
-        let faults = &record.faults;
-        let fault = faults
-            .first()
-            .map(|first| format!("{} of them cannot be read: {first:?}", faults.len()));
+        let ignored = record.ignored;
+        let fault = (ignored > 0).then(|| format!("{ignored} of them cannot be read"));
         let record = self.take(keeper, record, since);
         let mut not_written = None;
         if !record.lost().is_empty() {

@@ -110,7 +110,7 @@ pub struct PermitRow {
     /// How long it has been held or has waited, in milliseconds.
     pub age_ms: u64,
     /// For a waiter: the place at which it joined the queue; 0 if unknown.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub place: u32,
     /// Under a [fair](crate::Limit::fair) limit, its tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -183,7 +183,7 @@ pub struct KeyRow {
     /// Whether a replica may have left out this key, because its answer was too small for all keys. Then `held`, `waiting`,
     /// `oldest_wait_ms` and `replicas` are lower bounds, and the remaining budget of a rate is an upper bound. The answer for
     /// a single key is exact.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub partial: bool,
     /// The key's budget at a rate, according to the replica that charged it last.
     #[serde(default, flatten)]
@@ -224,7 +224,7 @@ pub struct TenantRow {
     pub replicas: usize,
     /// Whether a replica may have left out this tenant, because its answer was too small for all tenants. Then `held`,
     /// `waiting`, `oldest_wait_ms` and `replicas` are lower bounds.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub partial: bool,
     /// How far it is behind the other tenants of its key, in milliseconds: see
     /// [Tenants](crate::guide::tenants#for-operators). 0 if it is not behind; `None` if unknown.
@@ -295,12 +295,8 @@ pub struct RefusalRow {
     pub replica_label: String,
 }
 
-fn is_false(flag: &bool) -> bool {
-    !flag
-}
-
-fn is_zero(number: &u32) -> bool {
-    *number == 0
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 fn one() -> u32 {

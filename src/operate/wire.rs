@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::rows::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow};
+use super::rows::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow, is_default};
 use crate::{
     overrides::{KeyDigest, Target},
     permit_id::PermitId,
@@ -104,7 +104,7 @@ pub struct Answer {
     pub number: u64,
     pub replica: String,
     pub label: String,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub left_out: u64,
     pub body: Body,
 }
@@ -140,8 +140,4 @@ pub enum Body {
         token: Option<String>,
         unrecorded: Vec<[String; 2]>,
     },
-}
-
-fn is_zero(number: &u64) -> bool {
-    *number == 0
 }

@@ -130,8 +130,9 @@ impl LimiterBuilder {
     /// Fails if a setting is out of range, or if the caller is not on a Tokio runtime with timers.
     pub async fn connect_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
         let (home, settings) = (self.home()?, self.settings(Parts::WHOLE)?);
-        let replica = Replica::new(store.0.clone(), settings.replica);
-        let (limiter, _) = self.greeted(settings, Arc::new(replica), home).await?;
+        let (server, id) = (store.0.clone(), settings.replica);
+        let replica = Arc::new(Replica { server, id });
+        let (limiter, _) = self.greeted(settings, replica, home).await?;
         Ok(limiter)
     }
 
@@ -140,8 +141,8 @@ impl LimiterBuilder {
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) async fn connect_parts_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
         let (home, settings) = (self.home()?, self.settings(Parts::CLUSTER)?);
-        let replica = Replica::new(store.0.clone(), settings.replica);
-        let (limiter, _) = self.greeted(settings, Arc::new(replica), home).await?;
-        Ok(limiter)
+        let (server, id) = (store.0.clone(), settings.replica);
+        let replica = Arc::new(Replica { server, id });
+        Ok(self.greeted(settings, replica, home).await?.0)
     }
 }

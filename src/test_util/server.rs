@@ -134,8 +134,8 @@ impl Server {
         drop(closed);
     }
 
-    /// Number of clients that are connected to this part.
-    pub(super) fn count(&self, part: Part) -> u32 {
+    /// Number of clients that are connected to the part of this one.
+    pub(super) fn count(&self, (_, part): Client) -> u32 {
         let state = self.lock();
         let clients = state.clients.iter();
         let connected = clients.filter(|((_, of), open)| *of == part && open.is_some());

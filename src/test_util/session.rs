@@ -18,23 +18,16 @@ use crate::{
 };
 
 /// A limiter's path to its store.
-#[derive(Clone)]
 pub(super) struct Replica {
-    server: Arc<Server>,
-    id: ReplicaId,
-}
-
-impl Replica {
-    pub(super) fn new(server: Arc<Server>, id: ReplicaId) -> Self {
-        Self { server, id }
-    }
+    pub(super) server: Arc<Server>,
+    pub(super) id: ReplicaId,
 }
 
 impl Store for Replica {
     fn open(&self, part: Part) -> Box<dyn Session> {
         Box::new(TestSession {
-            part,
-            replica: self.clone(),
+            server: self.server.clone(),
+            client: (self.id, part),
             connection: None,
             events: VecDeque::new(),
             count_timer: CountTimer::default(),
@@ -43,8 +36,8 @@ impl Store for Replica {
 }
 
 struct TestSession {
-    part: Part,
-    replica: Replica,
+    server: Arc<Server>,
+    client: Client,
     connection: Option<ClientConnection>,
     /// Starts and ends of connections that the driver has not seen.
     events: VecDeque<Event>,
@@ -59,14 +52,10 @@ struct ClientConnection {
 }
 
 impl TestSession {
-    fn client(&self) -> Client {
-        (self.replica.id, self.part)
-    }
-
     /// The connection for an exchange. A hello reconnects if it was cut. `None` if the exchange has no connection, or
     /// the store is down.
     fn connection(&mut self, exchange: &Exchange) -> Option<ConnectionId> {
-        let (server, client) = (&self.replica.server, self.client());
+        let (server, client) = (&self.server, self.client);
         if let Some(open) = &self.connection {
             if server.is_open(client, open.id) {
                 return Some(open.id);
@@ -84,8 +73,7 @@ impl TestSession {
             next: None,
         });
         self.events.push_back(Event::Connected);
-        self.events
-            .push_back(Event::Counted(server.count(self.part)));
+        self.events.push_back(Event::Counted(server.count(client)));
         self.count_timer.start(COUNT_INTERVAL);
         Some(connection)
     }
@@ -96,11 +84,11 @@ impl Session for TestSession {
         &mut self,
         exchange: Arc<Exchange>,
     ) -> BoxFuture<'static, Result<Reply, StoreError>> {
-        let (replica, client) = (self.replica.clone(), self.client());
+        let (server, client) = (self.server.clone(), self.client);
         let connection = self.connection(&exchange);
         async move {
             let reply = match connection {
-                Some(connection) => replica.exchange(client, connection, exchange).await,
+                Some(connection) => run(server, client, connection, exchange).await,
                 None => None,
             };
             reply.ok_or_else(|| {
@@ -128,12 +116,12 @@ impl Session for TestSession {
             Poll::Pending => {}
         }
         ready!(self.count_timer.poll_due(cx));
-        Poll::Ready(Event::Counted(self.replica.server.count(self.part)))
+        Poll::Ready(Event::Counted(self.server.count(self.client)))
     }
 
     fn disconnect(&mut self) {
         if let Some(open) = &self.connection {
-            self.replica.server.disconnect(self.client(), open.id);
+            self.server.disconnect(self.client, open.id);
         }
     }
 }
@@ -162,30 +150,27 @@ impl ClientConnection {
     }
 }
 
-impl Replica {
-    /// Sends an exchange when first polled. `None` if the connection was cut before the reply arrived.
-    async fn exchange(
-        self,
-        client: Client,
-        connection: ConnectionId,
-        exchange: Arc<Exchange>,
-    ) -> Option<Reply> {
-        let Self { server, .. } = self;
-        let sent = server.send(client, connection, exchange)?;
-        if sent.arrives > Instant::now() {
-            // The exchange arrives even if nobody awaits the reply.
-            let server = server.clone();
-            tokio::spawn(async move {
-                sleep_until(sent.arrives).await;
-                server.run_arrived();
-            });
-        } else {
+/// Sends an exchange when first polled. `None` if the connection was cut before the reply arrived.
+async fn run(
+    server: Arc<Server>,
+    client: Client,
+    connection: ConnectionId,
+    exchange: Arc<Exchange>,
+) -> Option<Reply> {
+    let sent = server.send(client, connection, exchange)?;
+    if sent.arrives > Instant::now() {
+        // The exchange arrives even if nobody awaits the reply.
+        let server = server.clone();
+        tokio::spawn(async move {
+            sleep_until(sent.arrives).await;
             server.run_arrived();
-        }
-        let reply = sent.reply.await.ok()?;
-        if sent.answered > Instant::now() {
-            sleep_until(sent.answered).await;
-        }
-        server.is_open(client, connection).then_some(reply)
+        });
+    } else {
+        server.run_arrived();
     }
+    let reply = sent.reply.await.ok()?;
+    if sent.answered > Instant::now() {
+        sleep_until(sent.answered).await;
+    }
+    server.is_open(client, connection).then_some(reply)
 }

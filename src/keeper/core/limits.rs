@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::{sync::Arc, time::Duration};
 
+use tokio::time::Instant;
+
 use super::{Core, accounting::Level};
 use crate::{
     error::{AcquireError, ConfigError},

@@ -73,7 +73,7 @@ impl LocalRecord {
             }
             let to = edit.to.as_ref().map(|new| new.text(now_ms, &change.token));
             let after = to.unwrap_or_default();
-            if let Ok(entry) = RecordEntry::read(field.as_bytes(), after.as_bytes()) {
+            if let Some(entry) = RecordEntry::read(field.as_bytes(), after.as_bytes()) {
                 entries.insert(field.clone(), entry);
             }
             if after != text {

@@ -10,7 +10,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    entry::{Entries, FieldFault, RecordEntry},
+    entry::{Entries, RecordEntry},
     setting::{Override, Setting, Target, Token},
 };
 use crate::overrides::in_force::{InForce, SettingInForce};
@@ -31,8 +31,8 @@ pub struct Record {
     pub(super) entries: Entries,
     /// Fields in force in replicas but missing from the record.
     pub(super) lost: BTreeSet<String>,
-    /// Faults of ignored fields.
-    pub(crate) faults: Vec<FieldFault>,
+    /// Number of fields that are ignored: they cannot be read, or their times are too far ahead.
+    pub(crate) ignored: usize,
     /// The store's time of the read, in ms.
     pub now_ms: u64,
 }
@@ -55,13 +55,13 @@ impl Record {
                 continue;
             }
             match RecordEntry::read(field, text) {
-                Ok(entry) if !entry.is_plausible(now_ms) => record.faults.push(FieldFault::Range),
-                Ok(entry) if entry.is_known(now_ms) => {
+                Some(entry) if entry.is_known(now_ms) => {
                     let field = String::from_utf8_lossy(field).into_owned();
                     record.entries.insert(field, entry);
                 }
-                Ok(_) => {}
-                Err(fault) => record.faults.push(fault),
+                // It has ended.
+                Some(entry) if entry.is_plausible(now_ms) => {}
+                _ => record.ignored += 1,
             }
         }
         Some(record)
@@ -70,7 +70,7 @@ impl Record {
     /// Adopts newer fields and texts reported by a replica. Unreadable texts are skipped.
     pub fn take_told(&mut self, texts: &[[String; 2]]) {
         let read = |[field, text]: &[String; 2]| {
-            let entry = RecordEntry::read(field.as_bytes(), text.as_bytes()).ok()?;
+            let entry = RecordEntry::read(field.as_bytes(), text.as_bytes())?;
             Some((field.clone(), entry))
         };
         self.take_newer(&Self {
@@ -106,7 +106,7 @@ impl Record {
 
     /// Number of fields that cannot be read.
     pub fn ignored(&self) -> usize {
-        self.faults.len()
+        self.ignored
     }
 
     /// The overrides in force, in the order of their fields.
@@ -193,7 +193,7 @@ mod tests {
         ]);
         let record = Record::read(&fields, NOW_MS).unwrap();
         assert_eq!(record.token(), None);
-        assert_eq!(record.faults, [FieldFault::Name, FieldFault::Range]);
+        assert_eq!(record.ignored(), 2);
         let in_force: Vec<_> = record.overrides().map(|one| one.setting).collect();
         assert_eq!(in_force, [Setting::Value(8.into())]);
     }

@@ -115,7 +115,7 @@ type Shown<'a> = (Option<&'a str>, Vec<(Target, Setting, Token)>, usize);
 fn shown(record: &Record) -> Shown<'_> {
     let overrides = record.overrides();
     let overrides = overrides.map(|one| (one.target, one.setting, one.token));
-    (record.token(), overrides.collect(), record.faults.len())
+    (record.token(), overrides.collect(), record.ignored)
 }
 
 fn signed(what: &str) -> Signed {

@@ -21,15 +21,12 @@ use super::locked;
 #[derive(Default)]
 pub(super) struct Lookups {
     /// Those that are not over, by host and port.
-    open: Mutex<HashMap<(String, u16), OpenLookup>>,
+    open: Mutex<HashMap<(String, u16), (AbortHandle, Addresses)>>,
     /// Addresses that were connected to, one after the other, since a server did any work.
     tried: Mutex<HashSet<SocketAddr>>,
 }
 
-struct OpenLookup {
-    task: AbortHandle,
-    addresses: Shared<BoxFuture<'static, Result<Vec<SocketAddr>, Arc<io::Error>>>>,
-}
+type Addresses = Shared<BoxFuture<'static, Result<Vec<SocketAddr>, Arc<io::Error>>>>;
 
 impl Lookups {
     /// The addresses of a host.
@@ -56,11 +53,10 @@ impl Lookups {
         let addresses = {
             let mut lookups = locked(&self.open);
             // An answer that no attempt has waited for may be old.
-            lookups.retain(|_, lookup| !lookup.task.is_finished());
-            let lookup = lookups
-                .entry(server)
-                .or_insert_with(|| OpenLookup::begin(resolve));
-            lookup.addresses.clone()
+            lookups.retain(|_, (task, _)| !task.is_finished());
+            let open = lookups.entry(server);
+            let (_, addresses) = open.or_insert_with(|| begin(resolve));
+            addresses.clone()
         };
         let addresses = addresses.await;
         addresses.map_err(|error| io::Error::new(error.kind(), error.to_string()))
@@ -90,19 +86,16 @@ impl Lookups {
     }
 }
 
-impl OpenLookup {
-    fn begin(resolve: impl FnOnce() -> io::Result<Vec<SocketAddr>> + Send + 'static) -> Self {
-        let resolved = spawn_blocking(resolve);
-        let task = resolved.abort_handle();
-        let addresses = async move {
-            let addresses = resolved
-                .await
-                .unwrap_or_else(|gone| Err(io::Error::other(gone)));
-            addresses.map_err(Arc::new)
-        };
-        let addresses = addresses.boxed().shared();
-        Self { task, addresses }
-    }
+fn begin(
+    resolve: impl FnOnce() -> io::Result<Vec<SocketAddr>> + Send + 'static,
+) -> (AbortHandle, Addresses) {
+    let resolved = spawn_blocking(resolve);
+    let task = resolved.abort_handle();
+    let addresses = resolved.map(|resolved| {
+        let addresses = resolved.unwrap_or_else(|gone| Err(io::Error::other(gone)));
+        addresses.map_err(Arc::new)
+    });
+    (task, addresses.boxed().shared())
 }
 
 #[cfg(test)]
@@ -131,7 +124,7 @@ mod tests {
         let is_over = || {
             locked(&lookups.open)
                 .values()
-                .all(|lookup| lookup.task.is_finished())
+                .all(|(task, _)| task.is_finished())
         };
         while !is_over() {
             tokio::task::yield_now().await;

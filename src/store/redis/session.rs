@@ -172,22 +172,13 @@ struct Exchanger {
     lookups: Lookups,
 }
 
-/// How a script is called.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Called {
-    ByText,
-    ByDigest,
-    /// A hello, by the digest of the script of other exchanges.
-    AsExchange,
-}
-
-impl Called {
-    fn by_text(by_text: bool) -> Self {
-        if by_text {
-            Self::ByText
-        } else {
-            Self::ByDigest
-        }
+/// The command that calls the script of an exchange, and the script's text or digest.
+fn script_of(exchange: &Exchange, by_text: bool) -> (&'static str, &'static str) {
+    match (by_text, exchange.is_empty()) {
+        (true, true) => ("EVAL", HELLO_LUA),
+        (true, false) => ("EVAL", EXCHANGE_LUA),
+        (false, true) => ("EVALSHA", HELLO.get_hash()),
+        (false, false) => ("EVALSHA", EXCHANGE.get_hash()),
     }
 }
 
@@ -199,7 +190,7 @@ impl Exchanger {
             let link = self.link(exchange).await?;
             let outcome = self.run(&link, exchange).await;
             // The subscription is at this node: the other one counts no subscribers of ours.
-            let command = |by_text| self.encode(exchange, Called::by_text(by_text), false);
+            let command = |by_text| self.encode(exchange, script_of(exchange, by_text), false);
             let forget = || self.forget(&link);
             let followed = (self.dialer).follow(outcome, &link.client, command, forget);
             if let Some(outcome) = followed.await {
@@ -218,17 +209,15 @@ impl Exchanger {
             return self.run_first(link, exchange).await;
         }
         let mut connection = link.connection.clone();
-        let by_text = !exchange.is_empty() && link.take_lacking();
-        let mut called = Called::by_text(by_text);
+        let mut by_text = !exchange.is_empty() && link.take_lacking();
         loop {
             let resent = link.state.resent.load(Relaxed);
-            let command = self.encode(exchange, called, link.listens());
+            let command = self.encode(exchange, script_of(exchange, by_text), link.listens());
             match command.query_async(&mut connection).await {
                 // All exchanges in flight find this out. The first of them sends the text, and the others follow it on the
                 // same connection. The text of a hello is short.
-                Err(error) if is_unknown_script(&error) && called == Called::ByDigest => {
-                    let sends_text = exchange.is_empty() || link.take_resending(resent);
-                    called = Called::by_text(sends_text);
+                Err(error) if is_unknown_script(&error) && !by_text => {
+                    by_text = exchange.is_empty() || link.take_resending(resent);
                 }
                 outcome => return outcome,
             }
@@ -239,8 +228,8 @@ impl Exchanger {
     /// trip, whether the server has the text from another replica.
     async fn run_first(&self, link: &SessionLink, hello: &Exchange) -> RedisResult<Value> {
         let listens = link.listens();
-        let command = self.encode(hello, Called::ByText, listens);
-        let other = self.encode(hello, Called::AsExchange, listens);
+        let command = self.encode(hello, ("EVAL", HELLO_LUA), listens);
+        let other = self.encode(hello, ("EVALSHA", EXCHANGE.get_hash()), listens);
         let (mut first, mut second) = (link.connection.clone(), link.connection.clone());
         let (outcome, found) = join(
             command.query_async(&mut first),
@@ -276,14 +265,7 @@ impl Exchanger {
         reply
     }
 
-    fn encode(&self, exchange: &Exchange, called: Called, listens: bool) -> Cmd {
-        let is_hello = exchange.is_empty() && called != Called::AsExchange;
-        let (command, script) = match (called, is_hello) {
-            (Called::ByText, true) => ("EVAL", HELLO_LUA),
-            (Called::ByText, false) => ("EVAL", EXCHANGE_LUA),
-            (_, true) => ("EVALSHA", HELLO.get_hash()),
-            (_, false) => ("EVALSHA", EXCHANGE.get_hash()),
-        };
+    fn encode(&self, exchange: &Exchange, (command, script): (&str, &str), listens: bool) -> Cmd {
         let (wake_prefix, idle_key) = (&self.known.wake_prefix, self.known.idle_key.as_deref());
         encode(command, script, wake_prefix, idle_key, listens, exchange)
     }
