@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Batch, BatchReply, Call, Charge, Claim, ClaimReply, ClaimedLedger, Exchange, Generation,
-    GenerationQuery, Ledger, Published, RateState, Refund, ReplicaId, Reply, Stock,
-    machine::SWEEP_BUDGET,
+    GenerationQuery, Ledger, Published, RateState, ReplicaId, Reply, Stock, machine::SWEEP_BUDGET,
 };
 
 /// Ledgers and rate states by key.
@@ -92,7 +91,9 @@ impl Ledgers {
         let each = batches.iter().zip(exchange.weighs());
         let mut replies: Vec<BatchReply> = each.map(begin).collect();
         for refund in &exchange.refunds {
-            self.refund(refund, now_us);
+            if let Some(state) = self.rates.get_mut(&*refund.key) {
+                *state = state.refund(refund.charged, refund.cost, now_us);
+            }
         }
         let mut stored = Stored {
             ledgers: &mut self.ledgers,
@@ -148,12 +149,6 @@ impl Ledgers {
         let kept = (generation, ends_us);
         self.generations.insert(query.key.to_string(), kept);
         generation
-    }
-
-    fn refund(&mut self, refund: &Refund, now_us: u64) {
-        if let Some(state) = self.rates.get_mut(&*refund.key) {
-            *state = state.refund(refund.charged, refund.cost, now_us);
-        }
     }
 
     fn ledger(&mut self, batch: &Batch) -> &mut Ledger {

@@ -2,7 +2,6 @@
 
 use std::{
     cmp::Reverse,
-    fmt,
     sync::{Arc, Weak},
 };
 
@@ -32,6 +31,7 @@ use crate::{
 const HEADER: usize = 1_024;
 
 /// Answers for one process.
+#[derive(Debug)]
 pub struct Desk {
     pub(super) keeper: Weak<KeeperHandle>,
     pub(super) replica: String,
@@ -350,12 +350,6 @@ impl Desk {
         });
         let of_key = |row: &RefusalRow| of.key.is_none() || row.key == of.key;
         Some((rows.filter(of_key).take(MAX_REFUSALS).collect(), 0))
-    }
-}
-
-impl fmt::Debug for Desk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk").finish_non_exhaustive()
     }
 }
 

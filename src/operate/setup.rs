@@ -42,15 +42,12 @@ impl LimiterBuilder {
 impl Identity {
     /// The label, or by default the host's name.
     pub(crate) fn label(&self) -> String {
-        match &self.label {
-            Some(label) => label.clone(),
-            None => {
-                let host = gethostname::gethostname();
-                let host = host.to_string_lossy();
-                let shown = host.chars().filter(|character| !character.is_control());
-                shown.take(MAX_LABEL).collect()
-            }
-        }
+        self.label.clone().unwrap_or_else(|| {
+            let host = gethostname::gethostname();
+            let host = host.to_string_lossy();
+            let shown = host.chars().filter(|character| !character.is_control());
+            shown.take(MAX_LABEL).collect()
+        })
     }
 }
 

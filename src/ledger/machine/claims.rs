@@ -71,26 +71,23 @@ impl Claim {
         let mut slots: Few<(&ClaimAsk, usize)> = SmallVec::new();
         for (number, ask) in self.asks.iter().enumerate() {
             let id = call.own(ask.seq);
-            let ClaimedLedger {
-                ledger,
-                batch,
-                swept,
-            } = stock.ledger(ask.batch);
+            let on = stock.ledger(ask.batch);
             let newcomer = Ask {
                 seq: ask.seq,
                 wait: ask.want == Want::Wait,
                 payer: ask.payer,
             };
-            let known = ledger.standing(id);
-            let standing =
-                known.unwrap_or_else(|| match ledger.admit(call, batch, newcomer, swept) {
+            let standing = match on.ledger.standing(id) {
+                Some(known) => known,
+                None => match on.ledger.admit(call, on.batch, newcomer, on.swept) {
                     Offer::Slot => {
                         slots.push((ask, number));
                         Standing::Absent
                     }
-                    Offer::Place => ledger.enqueue_by(call, batch, newcomer, self.ticket),
+                    Offer::Place => on.ledger.enqueue_by(call, on.batch, newcomer, self.ticket),
                     Offer::Refusal(refusal) => refusal,
-                });
+                },
+            };
             reply.standings[number] = standing;
             match standing {
                 Standing::Full | Standing::QueueFull if ask.want != Want::IfFree => {

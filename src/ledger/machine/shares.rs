@@ -109,19 +109,11 @@ impl Shares {
     }
 
     fn report(&mut self, report: Report) {
-        let Report {
-            tenant,
-            us,
-            most_us,
-        } = report;
-        match self.tenants.get(&tenant) {
-            Some(one) => self.pay(tenant, one.paid_us, us, most_us),
-            // A tenant that is not there owes nothing.
-            None if us <= 0 => {}
-            None => {
-                self.insert(tenant, self.time_us, false);
-                self.pay(tenant, self.time_us, us, most_us);
-            }
+        let (tenant, us) = (report.tenant, report.us);
+        let paid_us = self.tenants.get(&tenant).map(|one| one.paid_us);
+        // A tenant that is not there owes nothing.
+        if paid_us.is_some() || us > 0 {
+            self.pay(tenant, paid_us.unwrap_or(self.time_us), us, report.most_us);
         }
     }
 
@@ -228,9 +220,7 @@ impl Shares {
     /// tenant served: otherwise it would run away from tenants that keep waiting, since prepayments are later refunded
     /// in part.
     pub(super) fn charge(&mut self, waiter: Lined, waiting: u64) {
-        let Lined {
-            tenant, cost_us, ..
-        } = waiter;
+        let (tenant, cost_us) = (waiter.tenant, waiter.cost_us);
         self.leave(waiter);
         let Some(&TenantState { paid_us, line, .. }) = self.tenants.get(&tenant) else {
             return;

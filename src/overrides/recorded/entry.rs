@@ -52,14 +52,10 @@ impl RecordEntry {
         let mut number = || parts.next()?.parse().ok();
         let (since_ms, until_ms, known_ms, version) = (number()?, number()?, number()?, number()?);
         let token = Token::try_from(parts.next()?.to_owned()).ok()?;
-        let EntryJson {
-            setting,
-            author,
-            reason,
-        } = serde_json::from_str(parts.next()?).ok()?;
+        let json: EntryJson = serde_json::from_str(parts.next()?).ok()?;
         // Changes refer to the field by its name.
-        let is_own = target.field(setting).as_deref() == Some(field);
-        if !is_own || !target.may_have(setting) {
+        let is_own = target.field(json.setting).as_deref() == Some(field);
+        if !is_own || !target.may_have(json.setting) {
             return None;
         }
         Some(Self {
@@ -68,9 +64,9 @@ impl RecordEntry {
             known_ms,
             one: Override {
                 target,
-                setting,
-                author,
-                reason,
+                setting: json.setting,
+                author: json.author,
+                reason: json.reason,
                 since_ms,
                 until_ms,
                 recorded: true,
@@ -105,11 +101,10 @@ impl Override {
 
     /// The part of the text after the token.
     pub(crate) fn json(setting: Setting, author: &str, reason: &str) -> String {
-        let (author, reason) = (author.to_owned(), reason.to_owned());
         let signed = EntryJson {
             setting,
-            author,
-            reason,
+            author: author.to_owned(),
+            reason: reason.to_owned(),
         };
         serde_json::to_string(&signed).expect("texts and numbers")
     }

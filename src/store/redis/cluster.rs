@@ -37,7 +37,7 @@ pub(crate) struct Cluster {
 pub(super) struct PartDialer {
     nodes: Arc<Nodes>,
     /// Target of the next connection, if it is known.
-    to: Mutex<Option<NextNode>>,
+    to: Mutex<Option<(Node, Origin)>>,
     /// Where the next search starts.
     next: AtomicUsize,
     /// Node of the last attempt.
@@ -52,11 +52,6 @@ struct Nodes {
     info: ConnectionInfo,
     seeds: Vec<Node>,
     discovered: Mutex<Vec<Node>>,
-}
-
-struct NextNode {
-    node: Node,
-    origin: Origin,
 }
 
 /// Why a node is the target of the next connection.
@@ -175,7 +170,7 @@ impl PartDialer {
 
     /// Nodes to try before giving up.
     fn attempts(&self) -> usize {
-        let origin = locked(&self.to).as_ref().map(|target| target.origin);
+        let origin = locked(&self.to).as_ref().map(|(_, origin)| *origin);
         match origin {
             // Any other node would redirect there.
             Some(Origin::Redirect | Origin::TriedRedirect) => 1,
@@ -189,10 +184,9 @@ impl PartDialer {
 
     fn next_node(&self) -> (Node, Option<Origin>) {
         let mut to = locked(&self.to);
-        if let Some(NextNode { node, origin }) = to.take() {
+        if let Some((node, origin)) = to.take() {
             if origin == Origin::Redirect {
-                let (node, origin) = (node.clone(), Origin::TriedRedirect);
-                *to = Some(NextNode { node, origin });
+                *to = Some((node.clone(), Origin::TriedRedirect));
             }
             return (node, Some(origin));
         }
@@ -210,23 +204,19 @@ impl PartDialer {
     fn note_end(&self, node: Node, before: Option<Origin>, is_made: bool) {
         let mut to = locked(&self.to);
         // A redirect may have arrived meanwhile.
-        if to
-            .as_ref()
-            .is_none_or(|target| target.origin != Origin::Redirect)
-        {
+        if !matches!(*to, Some((_, Origin::Redirect))) {
             let origin = match before {
                 Some(Origin::SilentConnection) => Origin::SilentConnection,
                 _ => Origin::LastConnection,
             };
-            *to = is_made.then_some(NextNode { node, origin });
+            *to = is_made.then_some((node, origin));
         }
     }
 
     /// Notes that the node of the last connection could not do its work. Another one may have taken over its hash slots.
     pub(super) fn search_again(&self) {
         use Origin::{LastConnection, SilentConnection};
-        locked(&self.to)
-            .take_if(|target| matches!(target.origin, LastConnection | SilentConnection));
+        locked(&self.to).take_if(|(_, origin)| matches!(origin, LastConnection | SilentConnection));
     }
 
     /// Follows the redirect in `outcome`, if there is one, of a command sent to `from`. Returns the outcome, or `None`
@@ -247,8 +237,7 @@ impl PartDialer {
             Some(Redirect::Moved(node)) => {
                 // Other commands on this connection are redirected too, but only the first one sets the target.
                 if forget() {
-                    let origin = Origin::Redirect;
-                    *locked(&self.to) = Some(NextNode { node, origin });
+                    *locked(&self.to) = Some((node, Origin::Redirect));
                 }
                 None
             }
@@ -314,11 +303,9 @@ impl PartDialer {
     /// migrating to; an attempt in progress ends with its exchange.
     pub(super) fn disconnect(&self) {
         let mut to = locked(&self.to);
-        to.take_if(|target| target.origin == Origin::SilentConnection);
-        if let Some(target) = &mut *to
-            && target.origin == Origin::LastConnection
-        {
-            target.origin = Origin::SilentConnection;
+        to.take_if(|(_, origin)| *origin == Origin::SilentConnection);
+        if let Some((_, origin @ Origin::LastConnection)) = &mut *to {
+            *origin = Origin::SilentConnection;
         }
         drop(to);
         if let Ok(mut ahead) = self.ahead.try_lock() {
@@ -421,8 +408,7 @@ mod tests {
 
     fn redirect(dialer: &PartDialer) {
         let node = ("there".to_owned(), 1);
-        let origin = Origin::Redirect;
-        *locked(&dialer.to) = Some(NextNode { node, origin });
+        *locked(&dialer.to) = Some((node, Origin::Redirect));
     }
 
     /// An attempt that is dropped has run out of time, and may have led to a node that does not answer at all.

@@ -12,8 +12,8 @@ use redis::{Cmd, RedisWrite, Value};
 use crate::{
     ledger::{
         Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Dues, Exchange,
-        FIRST_TICKET, Generation, ID_CHARS, LedgerError, Left, Payer, Promotion, Rate, Refund,
-        Reply, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want, more_members, parse_seq,
+        FIRST_TICKET, Generation, ID_CHARS, LedgerError, Left, Payer, Promotion, Refund, Reply,
+        Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want, more_members, parse_seq,
         script::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, DUES_NUMBERS, FULL, IF_FREE,
             LATE, LEDGER_REPLY, NOW, QUEUE_FULL, RECORD, REFUND_ARGS, WAIT,
@@ -394,25 +394,24 @@ impl<'a> RateKeys<'a> {
     }
 
     fn refund_args(&self, refund: &Refund) -> [u64; REFUND_ARGS] {
-        let Tat {
-            since_us,
-            charged,
-            before_us,
-            ..
-        } = refund.charged;
         let (index, cost) = (self.indexes[&*refund.key] as u64, refund.cost.into());
-        [index, cost, since_us, charged, before_us]
+        let tat = refund.charged;
+        [index, cost, tat.since_us, tat.charged, tat.before_us]
     }
 
     fn charge_args(&self, charge: &Charge) -> [u64; CHARGE_ARGS] {
-        let Rate {
-            count,
-            period_us,
-            burst,
-        } = charge.rate;
         let (index, shadow) = (self.indexes[&*charge.key] as u64, charge.shadow.into());
-        let [count, burst, cost] = [count, burst, charge.cost].map(u64::from);
-        [index, count, period_us, burst, cost, charge.wait_us, shadow]
+        let rate = charge.rate;
+        let [count, burst, cost] = [rate.count, rate.burst, charge.cost].map(u64::from);
+        [
+            index,
+            count,
+            rate.period_us,
+            burst,
+            cost,
+            charge.wait_us,
+            shadow,
+        ]
     }
 
     fn encode_claim(&self, cmd: &mut Cmd, replica: &str, claim: &Claim) {
