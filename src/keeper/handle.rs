@@ -51,7 +51,7 @@ pub(crate) enum ConnectError {
 impl KeeperHandle {
     pub fn new(keeper: Arc<Keeper>) -> Arc<Self> {
         Arc::new(Self {
-            record: keeper.store.is_none().then(LocalRecord::new),
+            record: keeper.store.is_none().then(LocalRecord::default),
             unknown_rates: Arc::new(UnknownRates::new(&keeper.namespace)),
             keeper,
         })

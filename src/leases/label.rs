@@ -12,13 +12,13 @@ use crate::sync::Mutex;
 const MAX_TEXT: usize = 128;
 
 /// A method and a route, or a text of the application. Only a label from a `String` allocates.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Label {
     method: &'static str,
     text: Text,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 enum Text {
     #[default]
     None,
@@ -75,12 +75,6 @@ impl fmt::Display for Label {
             " "
         };
         write!(f, "{}{space}{}", self.method, shortened(text))
-    }
-}
-
-impl fmt::Debug for Label {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -63,6 +63,7 @@ pub(crate) struct Pool {
 #[repr(align(128))]
 struct Shard(Mutex<Slots>);
 
+#[derive(Default)]
 struct Slots {
     right: Right,
     /// The right, while it is [withheld](Pool::withhold); `right` is `None` then.
@@ -79,8 +80,9 @@ struct Slots {
     own_value: Option<LimitValue>,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 enum Right {
+    #[default]
     None,
     Until(Instant),
     /// The ledger is in this process.
@@ -89,16 +91,7 @@ enum Right {
 
 impl Pool {
     pub(crate) fn new(meter: Arc<LimitMeter>) -> Self {
-        let slots = || Slots {
-            right: Right::None,
-            withheld: None,
-            idle: Vec::new(),
-            surplus: 0,
-            used: false,
-            bound: 0,
-            own_value: None,
-        };
-        let shards = array::from_fn(|_| Shard(Mutex::new(slots())));
+        let shards = array::from_fn(|_| Shard(Mutex::new(Slots::default())));
         Self { shards, meter }
     }
 

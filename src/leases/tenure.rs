@@ -175,10 +175,7 @@ impl Leases {
 
     /// Whether a lease is lost: another permit may have the slot.
     pub(crate) fn is_lost(&self) -> bool {
-        self.is_lost_by(Instant::now())
-    }
-
-    pub(crate) fn is_lost_by(&self, now: Instant) -> bool {
+        let now = Instant::now();
         self.all().iter().any(|lease| lease.is_over(now)) && self.are_current()
     }
 

@@ -260,7 +260,7 @@ pub(crate) struct Refund {
 }
 
 /// The store's answer to an [`Exchange`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reply {
     /// Store time, read once for the whole exchange.
     pub(crate) now_us: u64,
@@ -280,11 +280,8 @@ impl Reply {
     pub(crate) fn late(now_us: u64) -> Self {
         Self {
             now_us,
-            more: false,
             is_late: true,
-            batches: Vec::new(),
-            claims: Vec::new(),
-            generation: None,
+            ..Self::default()
         }
     }
 }

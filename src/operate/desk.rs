@@ -124,12 +124,7 @@ impl Desk {
         follower.map(Follower::applied).unwrap_or_default()
     }
 
-    /// The answer to a question that comes too soon after others.
-    pub(super) fn busy(&self, number: u64) -> Answer {
-        self.with(number, Body::Busy, 0)
-    }
-
-    fn with(&self, number: u64, body: Body, left_out: u64) -> Answer {
+    pub(super) fn with(&self, number: u64, body: Body, left_out: u64) -> Answer {
         Answer {
             v: Message::VERSION,
             number,

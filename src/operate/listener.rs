@@ -30,7 +30,7 @@ use super::{
     desk::Desk,
     follow::Follower,
     names::Names,
-    wire::{Answer, Message, Question},
+    wire::{Answer, Body, Message, Question},
 };
 use crate::{
     ledger::{ReplicaId, layout::STALE_MS},
@@ -264,12 +264,6 @@ impl Shared {
         }
     }
 
-    /// Whether an operator who asks for overrides has seen a different record: either side is behind, or the store has
-    /// lost its data.
-    fn has_read_another(&self, ask: &Question) -> bool {
-        matches!(ask, Question::Overrides(seen) if *seen != self.desk.applied().token)
-    }
-
     /// Parses and answers a message, unless it fails a check.
     async fn take(
         self: &Arc<Self>,
@@ -295,7 +289,9 @@ impl Shared {
         }
         let answer = match question {
             Some(question) if state.answered.take() => {
-                if self.has_read_another(&question) {
+                // The operator has seen another record: either side is behind, or the store has lost its data.
+                if matches!(&question, Question::Overrides(seen) if *seen != self.desk.applied().token)
+                {
                     self.read_record().await;
                 }
                 self.desk.answer(message.number, &question).await
@@ -307,7 +303,7 @@ impl Shared {
                         "an operator of another version cannot ask this replica"
                     );
                 }
-                Some(self.desk.busy(message.number))
+                Some(self.desk.with(message.number, Body::Busy, 0))
             }
         };
         let Some(answer) = answer.and_then(|answer| serde_json::to_vec(&answer).ok()) else {

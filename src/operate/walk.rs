@@ -127,8 +127,8 @@ impl Count {
     fn add(&mut self, entry: &EntryLook) {
         if entry.waits {
             self.waiting += 1;
-            let oldest = self.oldest.map(|oldest| oldest.min(entry.since));
-            self.oldest = oldest.or(Some(entry.since));
+            let oldest = self.oldest.unwrap_or(entry.since);
+            self.oldest = Some(oldest.min(entry.since));
         } else {
             self.held += weight_of(entry.id.member().seq) as usize;
         }

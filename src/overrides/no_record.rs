@@ -1,10 +1,5 @@
 //! Replaces the record, which nobody could change.
 
 /// Stands in for the record of a limiter without a store.
+#[derive(Default)]
 pub(crate) struct LocalRecord;
-
-impl LocalRecord {
-    pub(crate) fn new() -> Self {
-        Self
-    }
-}

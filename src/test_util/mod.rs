@@ -129,20 +129,21 @@ impl LimiterBuilder {
     ///
     /// Fails if a setting is out of range, or if the caller is not on a Tokio runtime with timers.
     pub async fn connect_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
-        let (home, settings) = (self.home()?, self.settings(Parts::WHOLE)?);
-        let (server, id) = (store.0.clone(), settings.replica);
-        let replica = Arc::new(Replica { server, id });
-        let (limiter, _) = self.greeted(settings, replica, home).await?;
-        Ok(limiter)
+        self.connect_in(Parts::WHOLE, store).await
     }
 
     /// Like [`connect_to`](Self::connect_to), in parts, like a cluster.
     #[cfg(test)]
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) async fn connect_parts_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
-        let (home, settings) = (self.home()?, self.settings(Parts::CLUSTER)?);
+        self.connect_in(Parts::CLUSTER, store).await
+    }
+
+    async fn connect_in(self, parts: Parts, store: &TestStore) -> Result<Limiter, ConfigError> {
+        let (home, settings) = (self.home()?, self.settings(parts)?);
         let (server, id) = (store.0.clone(), settings.replica);
         let replica = Arc::new(Replica { server, id });
-        Ok(self.greeted(settings, replica, home).await?.0)
+        let (limiter, _) = self.greeted(settings, replica, home).await?;
+        Ok(limiter)
     }
 }

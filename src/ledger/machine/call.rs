@@ -109,28 +109,21 @@ impl Call {
         if let Some((_, wake)) = same.next() {
             return wake.seqs.push(id.seq);
         }
-        let wake = Wake {
-            key: batch.key.to_string(),
-            granted_us: self.now_us,
-            until_ms,
-            seqs: vec![id.seq],
-        };
-        self.published.wakes.push((id.replica, wake));
-    }
-
-    /// Tells all replicas that a ledger has lost permits.
-    pub(super) fn tell_of_loss(&mut self, batch: &Batch) {
-        self.published.lost.push(batch.key.to_string());
+        self.publish(batch, id.replica, until_ms, vec![id.seq]);
     }
 
     /// Recalls the slots that a replica keeps, by a wake-up without permits.
     pub(super) fn recall(&mut self, batch: &Batch, replica: ReplicaId) {
+        self.publish(batch, replica, 0, Vec::new());
+    }
+
+    fn publish(&mut self, batch: &Batch, to: ReplicaId, until_ms: u64, seqs: Vec<Seq>) {
         let wake = Wake {
             key: batch.key.to_string(),
             granted_us: self.now_us,
-            until_ms: 0,
-            seqs: Vec::new(),
+            until_ms,
+            seqs,
         };
-        self.published.wakes.push((replica, wake));
+        self.published.wakes.push((to, wake));
     }
 }

@@ -46,7 +46,7 @@ impl Ledger {
         let adopted: Vec<_> = batch.adopt.iter().map(adopt).collect();
         let is_missing = |standing: &Standing| matches!(standing, Standing::Adopted { .. });
         if batch.tells && adopted.iter().any(is_missing) {
-            call.tell_of_loss(batch);
+            call.published.lost.push(batch.key.to_string());
         }
         adopted
     }

@@ -87,8 +87,8 @@ impl Ledger {
         passed_in_lines: &mut Option<Passed>,
         last_passed: &mut Option<i64>,
     ) -> Option<(MemberId, Option<Lined>)> {
-        while let Some(passed) = passed_in_lines {
-            match self.next_in_line(passed) {
+        while let (Some(passed), Some(shares)) = (&mut *passed_in_lines, &mut self.shares) {
+            match shares.next(passed) {
                 InTurn::Nobody => {
                     // All other waiters in the lines were passed over, or have left.
                     (*passed_in_lines, self.passed, *last_passed) = (None, 0, None);
@@ -96,7 +96,7 @@ impl Ledger {
                 _ if !call.may_spend() => return None,
                 InTurn::Ended(tenant) => {
                     call.spend(1);
-                    self.end_line(tenant);
+                    shares.stop_waiting(tenant);
                 }
                 InTurn::Waiter(waiter) if !self.waits(waiter) => {
                     call.spend(1);

@@ -2,7 +2,7 @@
 
 use super::{
     Call, Ledger, Place,
-    shares::{CROWD, InTurn, Lined, Passed},
+    shares::{CROWD, Lined},
 };
 use crate::ledger::{Ask, Batch, MemberId, TenantId};
 
@@ -21,19 +21,6 @@ impl Ledger {
     pub(super) fn has_lines(&self, batch: &Batch) -> bool {
         let lines = self.shares.as_ref().map_or(0, |shares| shares.lines.len());
         batch.dues.is_some() && lines >= self.queue.len()
-    }
-
-    /// The first waiter of the tenant that has paid least, behind any that were passed over.
-    pub(super) fn next_in_line(&self, passed: &Passed) -> InTurn {
-        let shares = self.shares.as_ref();
-        shares.map_or(InTurn::Nobody, |shares| shares.next(passed))
-    }
-
-    /// The line of a tenant is empty.
-    pub(super) fn end_line(&mut self, tenant: TenantId) {
-        if let Some(shares) = &mut self.shares {
-            shares.stop_waiting(tenant);
-        }
     }
 
     /// A waiter gets a slot.

@@ -34,8 +34,8 @@ struct Kept {
     log: VecDeque<Logged>,
 }
 
-impl LocalRecord {
-    pub(crate) fn new() -> Self {
+impl Default for LocalRecord {
+    fn default() -> Self {
         let since = SystemTime::UNIX_EPOCH.elapsed();
         Self {
             kept: Mutex::default(),
@@ -43,7 +43,9 @@ impl LocalRecord {
             made: Instant::now(),
         }
     }
+}
 
+impl LocalRecord {
     pub(crate) fn read(&self) -> Record {
         let (now_ms, kept) = (self.now_ms(), self.lock());
         Record {

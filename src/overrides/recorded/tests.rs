@@ -25,7 +25,7 @@ impl Twins {
         Self {
             redis: client.get_connection().unwrap(),
             server,
-            here: Some(LocalRecord::new()),
+            here: Some(LocalRecord::default()),
         }
     }
 

@@ -3,7 +3,7 @@
 //! It is separate from the connection of the exchanges, so that a flood of messages or a large answer cannot delay
 //! them. The connection leads to the node of one key (in a cluster, all its commands concern keys of the same hash
 //! slot), and a task of the current runtime drives it. After an error the connection is dropped, and the next command
-//! reconnects. A command on another runtime also reconnects if the connection's runtime has ended or is stalled.
+//! reconnects. So does a command on another runtime, which the connection's may not outlive.
 //!
 //! Tests: below; in a cluster: `operators/tests/operate/stores.rs`.
 
@@ -23,7 +23,7 @@ use redis::{
     aio::MultiplexedConnection, cmd, from_redis_value,
 };
 use tokio::{
-    runtime::Handle,
+    runtime::{self, Handle},
     sync::{Notify, mpsc},
     time::timeout,
 };
@@ -36,9 +36,6 @@ use super::{
     target::{Dialer, MAX_REDIRECTS, NODES_DISAGREE, StoreTarget},
 };
 use crate::store::StoreError;
-
-/// How soon another runtime must prove that it drives the connection.
-const DRIVEN_WITHIN: Duration = Duration::from_millis(100);
 
 /// Sends commands and receives messages of channels.
 pub struct ControlConnection {
@@ -64,18 +61,7 @@ struct ControlLink {
     client: Client,
     has_ended: Arc<AtomicBool>,
     /// Drives the connection.
-    runtime: Handle,
-}
-
-impl ControlLink {
-    /// Whether the connection makes progress: its runtime may have ended or stalled.
-    async fn is_driven(&self) -> bool {
-        if Handle::current().id() == self.runtime.id() {
-            return true;
-        }
-        let sign = self.runtime.spawn(async {});
-        matches!(timeout(DRIVEN_WITHIN, sign).await, Ok(Ok(())))
-    }
+    runtime: runtime::Id,
 }
 
 impl ControlConnection {
@@ -230,9 +216,8 @@ impl ControlConnection {
 
     async fn link(&self) -> RedisResult<ControlLink> {
         let _connecting = self.connecting.lock().await;
-        if let Some(link) = self.current()
-            && link.is_driven().await
-        {
+        let runtime = Handle::current().id();
+        if let Some(link) = self.current().filter(|link| link.runtime == runtime) {
             return Ok(link);
         }
         let link = self.dialer.connect(|client| self.open(client)).await?;
@@ -280,7 +265,7 @@ impl ControlConnection {
             connection,
             client,
             has_ended,
-            runtime: Handle::current(),
+            runtime: Handle::current().id(),
         })
     }
 

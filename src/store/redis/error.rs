@@ -36,17 +36,14 @@ pub(super) fn of_socket_file(error: io::Error) -> RedisError {
 
 /// Names the likely causes, if the server has ended a new connection instead of answering `HELLO`.
 pub(super) fn at_hello(error: RedisError) -> RedisError {
-    let kinds = [
-        io::ErrorKind::BrokenPipe,
-        io::ErrorKind::ConnectionReset,
-        io::ErrorKind::UnexpectedEof,
-    ];
-    if !io_error(&error).is_some_and(|error| kinds.contains(&error.kind())) {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    let kind = io_error(&error).map(io::Error::kind);
+    if !matches!(kind, Some(BrokenPipe | ConnectionReset | UnexpectedEof)) {
         return error;
     }
     let message =
         format!("the server ended the connection instead of answering `HELLO`: {PERHAPS_TLS}");
-    io::Error::new(io::ErrorKind::UnexpectedEof, message).into()
+    io::Error::new(UnexpectedEof, message).into()
 }
 
 /// The error of a call without an answer within `patience`.

@@ -23,7 +23,8 @@ const MAX_EVENTS: usize = 1_024;
 #[derive(Default)]
 pub(super) struct Events {
     backlog: Mutex<Backlog>,
-    poller: AtomicWaker,
+    /// The task to wake when an event arrives.
+    pub(super) poller: AtomicWaker,
 }
 
 #[derive(Default)]
@@ -34,11 +35,6 @@ struct Backlog {
 }
 
 impl Events {
-    /// The task to wake when an event arrives.
-    pub(super) fn poller(&self) -> &AtomicWaker {
-        &self.poller
-    }
-
     pub(super) fn next(&self) -> Option<Event> {
         locked(&self.backlog).pop()
     }

@@ -121,7 +121,7 @@ impl Session for RedisSession {
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
-        self.exchanger.events.poller().register(cx.waker());
+        self.exchanger.events.poller.register(cx.waker());
         self.poll_question(cx);
         self.poll_connections(cx);
         let Some(event) = self.exchanger.events.next() else {
@@ -328,7 +328,7 @@ impl Exchanger {
         let (connection, io) = socket::open(&client, config, &self.lookups).await?;
         if let Some(io) = io {
             locked(&self.opened).push((Arc::downgrade(&state), io));
-            self.events.poller().wake();
+            self.events.poller.wake();
         }
         let link = SessionLink {
             connection,

@@ -130,6 +130,7 @@ pub(super) async fn spawn(
     client: &Client,
     config: &AsyncConnectionConfig,
 ) -> RedisResult<MultiplexedConnection> {
+    #[cfg(feature = "tls")]
     check_tls(client)?;
     let opened = client
         .get_multiplexed_async_connection_with_config(config)
@@ -172,11 +173,6 @@ fn check_tls(client: &Client) -> RedisResult<()> {
         let fault = "rustls has no default CryptoProvider: the application installs one";
         return Err((redis::ErrorKind::InvalidClientConfig, fault).into());
     }
-    Ok(())
-}
-
-#[cfg(not(feature = "tls"))]
-fn check_tls(_: &Client) -> RedisResult<()> {
     Ok(())
 }
 

@@ -216,10 +216,7 @@ impl Dialer {
     pub(super) async fn check(&self, connection: MultiplexedConnection) -> RedisResult<()> {
         match self {
             Self::Sentinel(_) => check_primary(connection).await,
-            _ => {
-                drop(connection);
-                Ok(())
-            }
+            _ => Ok(()),
         }
     }
 
