@@ -68,7 +68,7 @@ pub(crate) struct Sentinels {
     pub(super) server: ConnectionInfo,
     /// The last replaced primary, and when it was replaced. It may be up and call itself a primary for a while, and a
     /// sentinel that has not noticed the change may still name it.
-    replaced: Arc<Mutex<Option<(String, u16, Instant)>>>,
+    replaced: Arc<Mutex<Option<(Server, Instant)>>>,
     /// Whether the sentinels have led to a primary before.
     was_found: AtomicBool,
 }
@@ -293,8 +293,8 @@ impl Sentinels {
         let (service, replaced) = (self.service.clone(), self.replaced.clone());
         let switched = switched.clone();
         let config = socket::config().set_push_sender(move |push: PushInfo| {
-            if let Some((host, port)) = replaced_by(&push, &service) {
-                *locked(&replaced) = Some((host, port, Instant::now()));
+            if let Some(server) = replaced_by(&push, &service) {
+                *locked(&replaced) = Some((server, Instant::now()));
                 notified.store(true, Relaxed);
                 switched.notify_one();
             }
@@ -342,17 +342,16 @@ impl Sentinels {
         rank(error) >= rank(other)
     }
 
-    fn was_replaced(&self, (host, port): &Server) -> bool {
-        locked(&self.replaced)
-            .as_ref()
-            .is_some_and(|(old_host, old_port, at)| {
-                old_host == host && old_port == port && at.elapsed() < DEMOTED_WITHIN
-            })
+    fn was_replaced(&self, server: &Server) -> bool {
+        let replaced = locked(&self.replaced);
+        let is_recent =
+            |(old, at): &(Server, Instant)| old == server && at.elapsed() < DEMOTED_WITHIN;
+        replaced.as_ref().is_some_and(is_recent)
     }
 }
 
 /// The replaced primary in a notice, whose words are the service, the old address and the new address.
-fn replaced_by(push: &PushInfo, service: &str) -> Option<(String, u16)> {
+fn replaced_by(push: &PushInfo, service: &str) -> Option<Server> {
     let message = Msg::from_push_info(push.clone())?;
     if message.get_channel_name() != SWITCHED {
         return None;
