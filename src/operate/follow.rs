@@ -3,7 +3,7 @@
 //!
 //! Tests: below; `operators/tests/operate/steering.rs`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use tokio::time::Instant;
 
@@ -12,6 +12,7 @@ use crate::{
     keeper::KeeperHandle,
     overrides::{Change, Changed, Record, Signed},
     store::redis::control::ControlConnection,
+    sync::locked,
 };
 
 /// The overrides of a replica.
@@ -74,7 +75,7 @@ impl Follower {
 
     /// The overrides in force in this process.
     pub(super) fn applied(&self) -> Applied {
-        let followed = self.lock();
+        let followed = locked(&self.followed);
         let unrecorded = followed.record.lost().into_iter();
         Applied {
             token: followed.record.token().map(str::to_owned),
@@ -86,7 +87,7 @@ impl Follower {
 
     /// Applies the record just read, plus the overrides in force that it has lost. Returns it with these.
     fn take(&self, keeper: &KeeperHandle, mut record: Record, since: Instant) -> Record {
-        let mut followed = self.lock();
+        let mut followed = locked(&self.followed);
         record.take_newer(&followed.record);
         followed.record = record.clone();
         drop(followed);
@@ -130,7 +131,7 @@ impl Follower {
     }
 
     fn report(&self, fault: Option<String>) {
-        let mut followed = self.lock();
+        let mut followed = locked(&self.followed);
         let is_news = fault != followed.reported;
         followed.reported.clone_from(&fault);
         drop(followed);
@@ -138,10 +139,6 @@ impl Follower {
         if let Some(fault) = fault.filter(|_| is_news) {
             tracing::warn!(fault, "overrides of operators cannot be read or restored");
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Followed> {
-        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -241,7 +238,7 @@ mod tests {
             let applied = scene.followed.applied().token;
             assert_eq!(applied, token.filter(|_| is_known), "{fault}");
             assert_eq!(
-                scene.followed.lock().reported.is_some(),
+                locked(&scene.followed.followed).reported.is_some(),
                 is_reported,
                 "{fault}"
             );
@@ -267,7 +264,7 @@ mod tests {
         scene.server.cli(&["ACL", "SETUSER", "default", "-eval"]);
         scene.follow().await;
         assert_eq!(scene.max().await, 7);
-        let reported = scene.followed.lock().reported.clone();
+        let reported = locked(&scene.followed.followed).reported.clone();
         assert!(reported.is_some_and(|fault| fault.contains("cannot be written back")));
         let unrecorded = scene.followed.applied().unrecorded;
         assert_eq!(unrecorded.len(), 1);
@@ -275,7 +272,7 @@ mod tests {
         scene.server.cli(&["ACL", "SETUSER", "default", "+eval"]);
         scene.follow().await;
         assert!(scene.followed.applied().unrecorded.is_empty());
-        assert_eq!(scene.followed.lock().reported, None);
+        assert_eq!(locked(&scene.followed.followed).reported, None);
     }
 
     #[tokio::test]
@@ -311,9 +308,9 @@ mod tests {
         scene
             .server
             .cli(&["HSET", "turnstile:control", "one", "1", "more", "2"]);
-        scene.followed.lock().reported = None;
+        locked(&scene.followed.followed).reported = None;
         scene.follow().await;
-        assert!(scene.followed.lock().reported.is_some());
+        assert!(locked(&scene.followed.followed).reported.is_some());
         assert_eq!(scene.max().await, 7);
     }
 
@@ -322,7 +319,7 @@ mod tests {
         let mut scene = Scene::new().await;
         scene.server.cli(&["ACL", "SETUSER", "default", "-hscan"]);
         scene.follow().await;
-        assert!(scene.followed.lock().reported.is_some());
+        assert!(locked(&scene.followed.followed).reported.is_some());
         drop(scene.chat.acquire().await.expect("a free slot"));
     }
 

@@ -2,7 +2,10 @@
 //! revocable responses): the types of std, futures and Tokio, or stand-ins while loom explores their interleavings
 //! (`.ci/loom`).
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::PoisonError,
+};
 
 #[cfg(turnstile_loom)]
 pub(crate) mod loom;
@@ -21,6 +24,11 @@ pub(crate) use self::{
 /// Runs foreign code, and stops its panic after the panic hook has reported it.
 pub(crate) fn shielded(run: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(run));
+}
+
+/// Locks a mutex, poisoned or not: its data are consistent even after a panic.
+pub(crate) fn locked<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(not(turnstile_loom))]

@@ -41,27 +41,27 @@ impl Drop for StoredWaker {
 
 /// A task that waits for an answer. Answering or dropping it wakes the task.
 #[derive(Debug)]
-pub(crate) struct Asker<T>(Option<oneshot::Sender<T>>);
+pub(crate) struct AwaitedAnswer<T>(Option<oneshot::Sender<T>>);
 
 /// A task that asked for the usage of a ledger.
-pub(crate) type Inquiry = Asker<Usage>;
+pub(crate) type Inquiry = AwaitedAnswer<Usage>;
 
 /// A task that waits for the confirmation of a release.
-pub(crate) type Confirmation = Asker<()>;
+pub(crate) type Confirmation = AwaitedAnswer<()>;
 
-impl<T> Asker<T> {
+impl<T> AwaitedAnswer<T> {
     pub(crate) fn new() -> (Self, oneshot::Receiver<T>) {
-        let (asker, answer) = oneshot::channel();
-        (Self(Some(asker)), answer)
+        let (awaited, answer) = oneshot::channel();
+        (Self(Some(awaited)), answer)
     }
 
     pub(crate) fn respond(mut self, answer: T) {
         // The receiver may be gone.
-        self.0.take().map(|asker| asker.send(answer));
+        self.0.take().map(|awaited| awaited.send(answer));
     }
 }
 
-impl<T> Drop for Asker<T> {
+impl<T> Drop for AwaitedAnswer<T> {
     fn drop(&mut self) {
         if self.0.is_some() {
             assert_unlocked();

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use crate::{
     ledger::{Audience, Exchange, Ledgers, ReplicaId, Reply},
     part::Part,
     store::Event,
+    sync::locked,
 };
 
 /// Store time at the store's creation.
@@ -192,7 +193,7 @@ impl Server {
 
     /// The state is consistent even after a panic: no user code runs under the lock.
     pub(super) fn lock(&self) -> MutexGuard<'_, ServerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

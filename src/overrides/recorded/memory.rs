@@ -2,11 +2,7 @@
 //!
 //! Tests: `tests.rs`, which compares it with `record.lua`.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::SystemTime,
-};
+use std::{collections::VecDeque, sync::Mutex, time::SystemTime};
 
 use tokio::time::Instant;
 
@@ -16,6 +12,7 @@ use super::{
     record::{MAX_OVERRIDES, Record},
     setting::Token,
 };
+use crate::sync::locked;
 
 /// The record of a process without a store.
 #[derive(Debug)]
@@ -47,7 +44,7 @@ impl Default for LocalRecord {
 
 impl LocalRecord {
     pub(crate) fn read(&self) -> Record {
-        let (now_ms, kept) = (self.now_ms(), self.lock());
+        let (now_ms, kept) = (self.now_ms(), locked(&self.kept));
         Record {
             token: kept.token.clone(),
             entries: kept.entries.clone(),
@@ -58,11 +55,11 @@ impl LocalRecord {
 
     /// The latest changes, newest first.
     pub(crate) fn log(&self) -> Vec<Logged> {
-        self.lock().log.iter().cloned().collect()
+        locked(&self.kept).log.iter().cloned().collect()
     }
 
     pub(crate) fn change(&self, change: &Change) -> Changed {
-        let (now_ms, mut kept) = (self.now_ms(), self.lock());
+        let (now_ms, mut kept) = (self.now_ms(), locked(&self.kept));
         kept.entries.retain(|_, entry| entry.is_in_force(now_ms));
         let (mut entries, mut edits) = (kept.entries.clone(), Vec::new());
         for edit in &change.edits {
@@ -104,9 +101,5 @@ impl LocalRecord {
 
     fn now_ms(&self) -> u64 {
         self.made_ms + self.made.elapsed().as_millis() as u64
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

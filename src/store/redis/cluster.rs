@@ -18,9 +18,9 @@ use tokio::runtime::{self, Handle};
 
 use super::{
     error::{is_cut, is_unknown_script},
-    locked, socket,
+    socket,
 };
-use crate::part::Part;
+use crate::{part::Part, sync::locked};
 
 /// Maximum number of nodes in a URL.
 const MAX_SEEDS: usize = 16;

@@ -3,7 +3,7 @@
 //! It is separate from the connection of the exchanges, so that a flood of messages or a large answer cannot delay
 //! them. The connection leads to the node of one key (in a cluster, all its commands concern keys of the same hash
 //! slot), and a task of the current runtime drives it. After an error the connection is dropped, and the next command
-//! reconnects. So does a command on another runtime, which the connection's may not outlive.
+//! reconnects. A command on another runtime also reconnects if the connection's runtime has ended or is stalled.
 //!
 //! Tests: below; in a cluster: `operators/tests/operate/stores.rs`.
 
@@ -23,19 +23,21 @@ use redis::{
     aio::MultiplexedConnection, cmd, from_redis_value,
 };
 use tokio::{
-    runtime::{self, Handle},
+    runtime::Handle,
     sync::{Notify, mpsc},
     time::timeout,
 };
 
 use super::{
     error::{is_cut, no_answer, store_error},
-    locked,
     lookup::Lookups,
     socket,
     target::{Dialer, MAX_REDIRECTS, NODES_DISAGREE, StoreTarget},
 };
-use crate::store::StoreError;
+use crate::{store::StoreError, sync::locked};
+
+/// How soon another runtime must prove that it drives the connection.
+const DRIVEN_WITHIN: Duration = Duration::from_millis(100);
 
 /// Sends commands and receives messages of channels.
 pub struct ControlConnection {
@@ -61,7 +63,18 @@ struct ControlLink {
     client: Client,
     has_ended: Arc<AtomicBool>,
     /// Drives the connection.
-    runtime: runtime::Id,
+    runtime: Handle,
+}
+
+impl ControlLink {
+    /// Whether the connection makes progress: its runtime may have ended or stalled.
+    async fn is_driven(&self) -> bool {
+        if Handle::current().id() == self.runtime.id() {
+            return true;
+        }
+        let sign = self.runtime.spawn(async {});
+        matches!(timeout(DRIVEN_WITHIN, sign).await, Ok(Ok(())))
+    }
 }
 
 impl ControlConnection {
@@ -216,8 +229,9 @@ impl ControlConnection {
 
     async fn link(&self) -> RedisResult<ControlLink> {
         let _connecting = self.connecting.lock().await;
-        let runtime = Handle::current().id();
-        if let Some(link) = self.current().filter(|link| link.runtime == runtime) {
+        if let Some(link) = self.current()
+            && link.is_driven().await
+        {
             return Ok(link);
         }
         let link = self.dialer.connect(|client| self.open(client)).await?;
@@ -265,7 +279,7 @@ impl ControlConnection {
             connection,
             client,
             has_ended,
-            runtime: Handle::current().id(),
+            runtime: Handle::current(),
         })
     }
 

@@ -10,11 +10,10 @@ use futures_util::task::AtomicWaker;
 use redis::{PushInfo, PushKind, Value};
 
 use super::{
-    Known,
     codec::{decode_lost, decode_wake},
-    locked,
+    known::Known,
 };
-use crate::store::Event;
+use crate::{store::Event, sync::locked};
 
 /// Maximum backlog before wake-ups are dropped. A dropped wake-up costs time, never a slot.
 const MAX_EVENTS: usize = 1_024;

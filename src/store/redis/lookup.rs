@@ -16,7 +16,7 @@ use std::{
 use futures_util::future::{BoxFuture, FutureExt, Shared};
 use tokio::task::{AbortHandle, spawn_blocking};
 
-use super::locked;
+use crate::sync::locked;
 
 #[derive(Default)]
 pub(super) struct Lookups {

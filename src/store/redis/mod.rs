@@ -17,7 +17,7 @@
 //! | `control` | a connection beside the exchanges: single commands, and messages to and from operators |
 //! | `codec` | exchanges, replies and wake-ups on the wire |
 //! | `lookup` | addresses of hosts |
-//! | `error`, `socket` | errors, streams |
+//! | `error`, `socket`, `known` | errors, streams, names and facts about the server |
 //!
 //! The permissions for the store's user are listed in `src/guide/redis.md`, which tests read. `script|load` is not
 //! used. A cluster also needs `asking`, while keys migrate between nodes.
@@ -28,6 +28,7 @@ pub(crate) mod codec;
 pub(crate) mod control;
 mod error;
 mod events;
+mod known;
 mod link;
 mod lookup;
 mod sentinel;
@@ -36,10 +37,10 @@ mod socket;
 mod subscription;
 mod target;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool};
+use std::sync::Arc;
 
 pub use self::target::StoreTarget;
-use self::{session::RedisSession, subscription::Subscription};
+use self::{known::Known, session::RedisSession};
 use super::{Session, Store};
 use crate::{ledger::ReplicaId, part::Part};
 
@@ -47,19 +48,6 @@ use crate::{ledger::ReplicaId, part::Part};
 pub(crate) struct RedisStore {
     /// By part.
     parts: Vec<(StoreTarget, Arc<Known>)>,
-}
-
-/// Names in a part of the store, and facts about the server that its sessions have learned.
-struct Known {
-    /// The channel of the wake-ups for this replica.
-    channel: String,
-    /// The channel of messages to all replicas. Its subscribers are the connected replicas.
-    channel_of_all: String,
-    wake_prefix: String,
-    /// Key of an exchange that has no other, so that a cluster routes it to the right node.
-    idle_key: Option<String>,
-    policy_was_read: AtomicBool,
-    subscription: Subscription,
 }
 
 impl RedisStore {
@@ -80,32 +68,6 @@ impl RedisStore {
     }
 }
 
-impl Known {
-    fn new(
-        target: &StoreTarget,
-        namespace: &str,
-        replica: ReplicaId,
-        warned: &Arc<AtomicBool>,
-    ) -> Self {
-        // Each part has its own channel: a message reaches subscribers at all nodes of a cluster, and those of all databases
-        // of a server.
-        let tag = target
-            .part()
-            .map_or(String::new(), |part| format!("{}:", part.tag()));
-        let db = Some(target.db()).filter(|db| *db != 0);
-        let db = db.map_or(String::new(), |db| format!("{db}:"));
-        let wake_prefix = format!("{namespace}:wake:{db}{tag}");
-        Self {
-            channel: wake_prefix.clone() + &replica.text(),
-            channel_of_all: wake_prefix.clone() + "all",
-            wake_prefix,
-            idle_key: target.part().map(|part| part.prefix(namespace)),
-            policy_was_read: AtomicBool::new(false),
-            subscription: Subscription::new(warned.clone()),
-        }
-    }
-}
-
 impl Store for RedisStore {
     fn open(&self, part: Part) -> Box<dyn Session> {
         Box::new(self.session(part))
@@ -115,11 +77,6 @@ impl Store for RedisStore {
         let (target, _) = &self.parts[0];
         target.address()
     }
-}
-
-/// Locks a mutex, poisoned or not.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

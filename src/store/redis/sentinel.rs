@@ -49,7 +49,8 @@ use redis::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-use super::{error::store_error, locked, socket};
+use super::{error::store_error, socket};
+use crate::sync::locked;
 
 const MAX_SENTINELS: usize = 16;
 const DEFAULT_PORT: u16 = 26_379;

@@ -15,12 +15,11 @@ use redis::{Client, Cmd, PushInfo, PushKind, RedisResult, Script, Value, cmd};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Known,
     codec::{decode, encode},
     error::{evicting, is_cut, is_unknown_script, no_answer, store_error},
     events::Events,
+    known::Known,
     link::{LinkState, Opened, SessionLink},
-    locked,
     lookup::Lookups,
     socket,
     target::{Dialer, MAX_REDIRECTS, NODES_DISAGREE},
@@ -28,6 +27,7 @@ use super::{
 use crate::{
     ledger::{EXCHANGE_LUA, Exchange, HELLO_LUA, Reply},
     store::{COUNT_INTERVAL, CountTimer, Event, Session, StoreError},
+    sync::locked,
 };
 
 static EXCHANGE: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));

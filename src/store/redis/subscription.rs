@@ -18,7 +18,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::locked;
+use crate::sync::locked;
 
 /// Two ends within this time begin a pause.
 const SUSPICIOUS: Duration = Duration::from_secs(60);
