@@ -343,8 +343,8 @@ impl KeeperHandle {
     }
 
     /// Starts listening to operators, for as long as the limiter or a permit exists.
-    pub fn set_control_task(&self, task: &Arc<dyn ControlTask>) {
-        let _ = self.keeper.control.set(task.clone());
+    pub fn set_control_task(&self, task: Arc<dyn ControlTask>) {
+        let _ = self.keeper.control.set(task);
     }
 }
 

@@ -84,10 +84,8 @@ impl Ledgers {
         call.budget = self.budget;
         call.listens = self.audience.listens;
         call.absent.clone_from(&self.audience.absent);
-        let begin = |(batch, weighs): (&Batch, bool)| {
-            let ledger = self.ledger(batch);
-            ledger.begin(&mut call, batch, weighs)
-        };
+        let begin =
+            |(batch, weighs): (&Batch, bool)| self.ledger(batch).begin(&mut call, batch, weighs);
         let each = batches.iter().zip(exchange.weighs());
         let mut replies: Vec<BatchReply> = each.map(begin).collect();
         for refund in &exchange.refunds {

@@ -3,7 +3,7 @@
 //!
 //! Tests: below; `operators/tests/operate/steering.rs`.
 
-use std::sync::Mutex;
+use std::{mem, sync::Mutex};
 
 use tokio::time::Instant;
 
@@ -131,12 +131,9 @@ impl Follower {
     }
 
     fn report(&self, fault: Option<String>) {
-        let mut followed = locked(&self.followed);
-        let is_news = fault != followed.reported;
-        followed.reported.clone_from(&fault);
-        drop(followed);
+        let before = mem::replace(&mut locked(&self.followed).reported, fault.clone());
         // Log outside the lock: a subscriber is foreign code.
-        if let Some(fault) = fault.filter(|_| is_news) {
+        if let Some(fault) = fault.filter(|fault| before.as_ref() != Some(fault)) {
             tracing::warn!(fault, "overrides of operators cannot be read or restored");
         }
     }

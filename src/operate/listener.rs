@@ -126,8 +126,7 @@ pub(crate) async fn listen(
     if let Some(runtime) = runtime.or_else(|| Handle::try_current().ok()) {
         listener.run_on(&runtime);
     }
-    let listener: Arc<dyn ControlTask> = Arc::new(listener);
-    limiter.keeper().set_control_task(&listener);
+    limiter.keeper().set_control_task(Arc::new(listener));
 }
 
 impl ControlTask for Listener {

@@ -44,10 +44,8 @@ impl Names {
     /// The key of a ledger.
     pub fn ledger(&self, digest: KeyDigest) -> String {
         if self.is_in_cluster() {
-            format!(
-                "{}{digest}",
-                Part::of(digest.bits()).prefix(&self.namespace)
-            )
+            let prefix = Part::of(digest.bits()).prefix(&self.namespace);
+            format!("{prefix}{digest}")
         } else {
             format!("{}:{{{digest}}}", self.namespace)
         }

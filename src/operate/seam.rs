@@ -16,6 +16,7 @@ pub use crate::{
     ledger::layout,
     operate::{
         desk::Desk,
+        names::Names,
         rows::{
             BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
             TenantRow,
@@ -23,9 +24,6 @@ pub use crate::{
         wire::{Answer, Body, Message, Question, Revocation},
     },
     overrides::{Change, Changed, Logged, Record, Signed},
-};
-pub use crate::{
-    operate::names::Names,
     store::{
         StoreError,
         redis::{StoreTarget, control::ControlConnection},

@@ -191,7 +191,7 @@ impl Server {
         delivery.deliver();
     }
 
-    /// The state is consistent even after a panic: no user code runs under the lock.
+    /// No user code runs under the lock.
     pub(super) fn lock(&self) -> MutexGuard<'_, ServerState> {
         locked(&self.state)
     }

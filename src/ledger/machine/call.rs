@@ -112,12 +112,8 @@ impl Call {
         self.publish(batch, id.replica, until_ms, vec![id.seq]);
     }
 
-    /// Recalls the slots that a replica keeps, by a wake-up without permits.
-    pub(super) fn recall(&mut self, batch: &Batch, replica: ReplicaId) {
-        self.publish(batch, replica, 0, Vec::new());
-    }
-
-    fn publish(&mut self, batch: &Batch, to: ReplicaId, until_ms: u64, seqs: Vec<Seq>) {
+    /// A wake-up without permits recalls the slots that a replica keeps.
+    pub(super) fn publish(&mut self, batch: &Batch, to: ReplicaId, until_ms: u64, seqs: Vec<Seq>) {
         let wake = Wake {
             key: batch.key.to_string(),
             granted_us: self.now_us,

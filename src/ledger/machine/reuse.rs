@@ -22,7 +22,7 @@ impl Ledger {
     fn recall(&mut self, call: &mut Call, batch: &Batch) {
         let caller = call.replica;
         for &owner in self.rights.keys().filter(|owner| **owner != caller) {
-            call.recall(batch, owner);
+            call.publish(batch, owner, 0, Vec::new());
         }
         self.rights.retain(|owner, _| *owner == caller);
     }

@@ -38,11 +38,10 @@ impl Lookups {
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
-        let name = host.to_owned();
-        let resolve = move || -> io::Result<Vec<SocketAddr>> {
-            Ok((&*name, port).to_socket_addrs()?.collect())
-        };
-        self.resolved((host.to_owned(), port), resolve).await
+        let server = (host.to_owned(), port);
+        let named = server.clone();
+        let resolve = move || Ok(named.to_socket_addrs()?.collect());
+        self.resolved(server, resolve).await
     }
 
     async fn resolved(
