@@ -21,9 +21,8 @@ impl Identity {
         let label = self.label.as_ref()?;
         let is_good = (1..=MAX_LABEL).contains(&label.chars().count())
             && !label.chars().any(char::is_control);
-        let fault = || {
+        (!is_good).then(|| {
             format!("replica_label must be 1 to {MAX_LABEL} characters without control characters")
-        };
-        (!is_good).then(fault)
+        })
     }
 }

@@ -55,9 +55,8 @@ impl Refusals {
             waiting: error.waiting(),
             waited: error.waited(),
         };
-        if self.0.len() <= limit.0 {
-            self.0.resize_with(limit.0 + 1, VecDeque::new);
-        }
+        let limits = self.0.len().max(limit.0 + 1);
+        self.0.resize_with(limits, VecDeque::new);
         let notes = &mut self.0[limit.0];
         if notes.len() == MAX_REFUSALS {
             notes.pop_front();

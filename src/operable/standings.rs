@@ -26,16 +26,17 @@ pub(crate) struct TenantStanding {
     pub own_value: Option<LimitValue>,
     pub paid: Paid,
     pub at: Instant,
+    /// Whether it was charged again since the hand last passed.
+    again: bool,
 }
 
-/// Once full, a new key replaces the one that has been kept for longest, which comes back with its next charge.
+/// A clock cache: once full, a new key replaces one that was not charged again during a whole turn of the hand.
 #[derive(Default)]
 pub(crate) struct Standings {
     all: Vec<TenantStanding>,
     /// By [`LimitId`].
     places: Vec<HashMap<Key, usize>>,
-    /// The place of the key that is replaced next.
-    next: usize,
+    hand: usize,
 }
 
 impl Standings {
@@ -45,7 +46,7 @@ impl Standings {
             return;
         }
         if let Some(known) = self.find(fee) {
-            (known.own_value, known.paid, known.at) = (fee.own_value, paid, at);
+            (known.own_value, known.paid, known.at, known.again) = (fee.own_value, paid, at, true);
             return;
         }
         let (limit, key) = (fee.limit_id(), fee.key.clone());
@@ -55,18 +56,19 @@ impl Standings {
             own_value: fee.own_value,
             paid,
             at,
+            again: false,
         };
-        let place = self.next;
-        self.next = (place + 1) % MAX_STANDINGS;
-        if let Some(known) = self.all.get_mut(place) {
-            let before = mem::replace(known, standing);
-            self.places[before.limit.0].remove(&before.key);
-        } else {
+        let place = if self.all.len() < MAX_STANDINGS {
             self.all.push(standing);
-        }
-        if self.places.len() <= limit.0 {
-            self.places.resize_with(limit.0 + 1, HashMap::new);
-        }
+            self.all.len() - 1
+        } else {
+            let place = self.next_place();
+            let before = mem::replace(&mut self.all[place], standing);
+            self.places[before.limit.0].remove(&before.key);
+            place
+        };
+        let limits = self.places.len().max(limit.0 + 1);
+        self.places.resize_with(limits, HashMap::new);
         self.places[limit.0].insert(key, place);
     }
 
@@ -89,5 +91,15 @@ impl Standings {
     fn find(&mut self, fee: &Fee) -> Option<&mut TenantStanding> {
         let place = self.places.get(fee.limit_id().0)?.get(&fee.key)?;
         self.all.get_mut(*place)
+    }
+
+    fn next_place(&mut self) -> usize {
+        loop {
+            let place = self.hand;
+            self.hand = (place + 1) % self.all.len();
+            if !mem::take(&mut self.all[place].again) {
+                return place;
+            }
+        }
     }
 }

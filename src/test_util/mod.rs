@@ -58,7 +58,9 @@ use self::{
     server::{MAX_DELAY, Server},
     session::Replica,
 };
-use crate::{builder::LimiterBuilder, error::ConfigError, limiter::Limiter, part::Parts};
+use crate::{
+    builder::LimiterBuilder, error::ConfigError, limiter::Limiter, part::Parts, sync::locked,
+};
 
 /// An in-process store that a test can slow down, disconnect and make forget. Clones share everything.
 ///
@@ -83,12 +85,12 @@ impl TestStore {
 
     /// Accepts connections again. A limiter notices at its next probe, within some seconds.
     pub fn come_back(&self) {
-        self.0.lock().is_down = false;
+        locked(&self.0.state).is_down = false;
     }
 
     /// Returns whether connections have been refused since [`go_down`](Self::go_down).
     pub fn is_down(&self) -> bool {
-        self.0.lock().is_down
+        locked(&self.0.state).is_down
     }
 
     /// Sets how long the store takes to answer messages sent from now on. Default: no time.
@@ -97,7 +99,7 @@ impl TestStore {
     /// As with a slow network, a message may still take effect after the limiter's timeout. Wake-ups for waiters
     /// are delayed by half as much.
     pub fn respond_after(&self, delay: Duration) {
-        self.0.lock().delay = delay.min(MAX_DELAY);
+        locked(&self.0.state).delay = delay.min(MAX_DELAY);
     }
 
     /// Loses all data but stays up: holders, waiters, and the state of rates.
@@ -107,7 +109,7 @@ impl TestStore {
     /// connection, their next request, or when a permit is renewed. From then on newcomers under a strict limit
     /// ([`Fallback::Reject`](crate::Fallback::Reject), for example) wait for two store timeouts.
     pub fn forget(&self) {
-        self.0.lock().ledgers.clear();
+        locked(&self.0.state).ledgers.clear();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -38,7 +38,8 @@ type Outbox = mpsc::UnboundedSender<(Instant, Event)>;
 
 pub(super) struct Server {
     start: Instant,
-    state: Mutex<ServerState>,
+    /// No user code runs under the lock.
+    pub(super) state: Mutex<ServerState>,
 }
 
 /// Channels wake tasks, which is foreign code, so messages taken from the state are sent or dropped without the lock.
@@ -99,7 +100,7 @@ impl Default for Server {
 
 impl Server {
     pub(super) fn go_down(&self) {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         state.is_down = true;
         let lost = mem::take(&mut state.under_way);
         let cut: Vec<_> = state.clients.values_mut().map(Option::take).collect();
@@ -110,7 +111,7 @@ impl Server {
     /// Opens a connection, which replaces an older one. `None` if the store is down.
     pub(super) fn connect(&self, client: Client) -> Option<(ConnectionId, Inbox)> {
         let (messages, inbox) = mpsc::unbounded_channel();
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         if state.is_down {
             return None;
         }
@@ -128,7 +129,7 @@ impl Server {
 
     /// Closes a connection from the replica's side. Messages already sent still arrive.
     pub(super) fn disconnect(&self, client: Client, id: ConnectionId) {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         let connection = state.clients.get_mut(&client);
         let closed = connection.and_then(|open| open.take_if(|open| open.id == id));
         drop(state);
@@ -137,14 +138,14 @@ impl Server {
 
     /// Number of clients that are connected to the part of this one.
     pub(super) fn count(&self, (_, part): Client) -> u32 {
-        let state = self.lock();
+        let state = locked(&self.state);
         let clients = state.clients.iter();
         let connected = clients.filter(|((_, of), open)| *of == part && open.is_some());
         connected.count() as u32
     }
 
     pub(super) fn is_open(&self, client: Client, id: ConnectionId) -> bool {
-        self.lock().connection(client, id).is_some()
+        locked(&self.state).connection(client, id).is_some()
     }
 
     /// Sends an exchange. `None` if the connection was cut.
@@ -155,7 +156,7 @@ impl Server {
         exchange: Arc<Exchange>,
     ) -> Option<PendingReply> {
         let now = Instant::now();
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         let half = state.delay / 2;
         let connection = state.connection(client, id)?;
         let arrives = connection.last_arrival.max(Some(now + half))?;
@@ -179,7 +180,7 @@ impl Server {
     /// Runs all exchanges that have arrived, each at its time of arrival.
     pub(super) fn run_arrived(&self) {
         let (now, mut delivery) = (Instant::now(), Delivery::default());
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         while let Some(first) = state.under_way.first_entry()
             && first.key().0 <= now
         {
@@ -189,11 +190,6 @@ impl Server {
         }
         drop(state);
         delivery.deliver();
-    }
-
-    /// No user code runs under the lock.
-    pub(super) fn lock(&self) -> MutexGuard<'_, ServerState> {
-        locked(&self.state)
     }
 }
 
