@@ -73,7 +73,7 @@ impl ConfigFileError {
 
 impl Fault {
     /// A fault at this byte of the text.
-    fn at(text: &str, at: usize, message: String) -> Self {
+    pub(super) fn at(text: &str, at: usize, message: String) -> Self {
         let before = text.get(..at).unwrap_or(text);
         let line = before.matches('\n').count() + 1;
         let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{task::spawn_blocking, time::sleep};
 
-use super::error::ConfigFileError;
+use super::error::{ConfigFileError, Fault};
 
 /// Time between two reads of a file. An editor empties and rewrites a file in a fraction of this time.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -88,6 +88,18 @@ pub(super) fn check_last_line(text: &str, end: &str) -> Result<(), ConfigFileErr
         return Ok(());
     };
     Err(ConfigFileError::of("last_line", fault))
+}
+
+/// Checks that the last value is complete: 1000 may be truncated to 100. All values but numbers have an end mark.
+pub(super) fn check_last_value(text: &str) -> Result<(), ConfigFileError> {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let word = text.rsplit(|c| !is_word(c)).next().unwrap_or_default();
+    if word.starts_with(|c: char| c.is_ascii_digit()) {
+        let fault = "ends in a number without a line break: it may have been cut short";
+        let faults = vec![Fault::at(text, text.len(), fault.to_owned())];
+        return Err(ConfigFileError { faults });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{
     check::Checked,
     error::ConfigFileError,
-    file::{check_last_line, read_file},
+    file::{check_last_line, check_last_value, read_file},
     sections::Config,
     toml_faults::parse,
 };
@@ -25,6 +25,7 @@ impl Config {
             check_last_line(text, end)?;
         }
         config.validate()?;
+        check_last_value(text)?;
         Ok(config)
     }
 

@@ -170,12 +170,13 @@
 //! - if none of its routes has a limit, for example because the file is empty or ends before the routes. If you want no
 //!   limits, set `unlimited = true` at the top.
 //! - if one of its limits has no route. If only code uses this limit, set `unrouted = true`.
+//! - if it ends in a number without a line break, which may have had more digits.
 //! - if it changes while [`Config::from_file`] reads it, within a tenth of a second. This check does not catch a writer
 //!   that pauses for longer, or stops for good.
 //!
-//! Without `last_line`, lines at the end can be lost, and digits of a number there: routes whose limits other routes have
-//! too, settings of the last section, and a `[store]` at the end (without which a service starts with a store in memory; a
-//! reload refuses this change). To replace a file atomically, write another file beside it and rename it.
+//! Without `last_line`, only whole lines at the end can be lost: routes whose limits other routes have too, settings of
+//! the last section, and a `[store]` at the end (without which a service starts with a store in memory; a reload
+//! refuses this change). To replace a file atomically, write another file beside it and rename it.
 //!
 //! # Reloading
 //!

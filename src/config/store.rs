@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 #[cfg(test)]
 use super::schema;
 use super::{
-    error::{ConfigFileError, Faults},
+    error::{ConfigFileError, Faults, unknown},
     optional::if_set,
     word_or_table::{WORD_OR_TABLE, secret, word_or_table},
 };
@@ -85,13 +85,12 @@ impl StoreConfig {
     }
 
     pub(super) fn check(&self, faults: &mut Faults) {
-        if let StoreUrl::Env(name) = &self.url
-            && (name.is_empty() || name.contains(['=', '\0']))
-        {
-            faults.add("store.url.env", "is not the name of a variable");
-        }
-        if let StoreUrl::Plain(url) = &self.url {
-            faults.take("store.url", check_url(url));
+        match &self.url {
+            StoreUrl::Plain(url) => drop(faults.take("store.url", check_url(url))),
+            StoreUrl::Env(name) if name.is_empty() || name.contains(['=', '\0']) => {
+                faults.add("store.url.env", "is not the name of a variable");
+            }
+            StoreUrl::Env(_) => {}
         }
         let settings = [
             ("operable", self.operable),
@@ -133,12 +132,12 @@ impl StoreUrl {
             Self::Env(name) => env::var(name).unwrap_or_else(|_| {
                 // Anything but capitals may be a URL in the wrong place.
                 let is_word = |c| matches!(c, 'A'..='Z' | '0'..='9' | '_');
-                let shown = if name.chars().all(is_word) {
-                    name
-                } else {
-                    "that it names"
-                };
-                let fault = format!("the environment variable {shown} is not set, or not UTF-8");
+                let shown = Some(name.as_str()).filter(|name| name.chars().all(is_word));
+                let shown = shown.unwrap_or("that it names");
+                let other = format!("the environment variable {shown} is not set, or not UTF-8");
+                let others = env::vars_os().filter_map(|(other, _)| other.into_string().ok());
+                let others = others.filter(|other| other != name);
+                let fault = unknown("environment variable", name, others, &other);
                 faults.add("store.url.env", fault);
                 String::new()
             }),

@@ -201,8 +201,7 @@ fn batch_answer(answer: &BatchReply) -> Value {
     let promoted = answer.promoted.iter();
     let promoted = promoted.map(|promotion| json!([promotion.seq, promotion.until_ms]));
     json!({
-        "in_use": answer.in_use, "waiting": answer.waiting, "head": answer.head, "nearest_ms": answer.nearest_ms,
-        "pause_end_ms": answer.pause_end_ms, "renewed": standings(&answer.renewed),
+        "in_use": answer.in_use, "waiting": answer.waiting, "renewed": standings(&answer.renewed),
         "adopted": standings(&answer.adopted), "acquired": standings(&answer.acquired),
         "promoted": promoted.collect::<Value>(),
     })

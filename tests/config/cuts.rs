@@ -196,6 +196,20 @@ fn without_a_last_line_only_whole_lines_can_be_missing() {
     }
 }
 
+#[test]
+fn a_number_at_the_end_may_have_had_more_digits() {
+    let text = "routes = [{ match = ['*'], limits = ['a'] }]\nlimits.a.concurrent = 100";
+    let error = Config::from_toml(text).unwrap_err();
+    assert_eq!(error.line(), Some(2));
+    assert!(error.to_string().contains("ends in a number"), "{error}");
+    for end in ["\n", "\r\n", " ", " # a hundred", " # a hundred\n"] {
+        Config::from_toml(&format!("{text}{end}")).expect(end);
+    }
+    // Other faults take precedence.
+    let error = Config::from_toml("limits.a.concurrent = 0").unwrap_err();
+    assert_eq!(error.faults()[0].path(), "limits.a.concurrent");
+}
+
 #[track_caller]
 fn fault(text: &str) -> String {
     let error = Config::from_toml(text).unwrap_err();
