@@ -296,7 +296,7 @@ impl Clone for Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if self.leases.leave() && !self.leases.end() {
+        if self.leases.leave() && !self.leases.recycle() {
             self.keeper.release(&self.leases);
         }
     }

@@ -39,7 +39,7 @@ pub(super) enum Effect {
     /// No answer will come.
     Dismiss(Inquiry),
     /// The store has lost permits that it had granted, and with them what operators know of this process.
-    DataLost,
+    LostAdopted,
     /// The store has confirmed a release.
     Confirm(Confirmation),
     /// The store did not confirm the release in time.
@@ -62,7 +62,7 @@ pub(super) enum LogEvent {
     },
     StoreBack,
     /// Permits return to a store that has lost its data.
-    DataLost,
+    ReturnBegins,
     /// `has_thread`: the next driver has a thread of its own.
     DriverLate {
         has_thread: bool,
@@ -149,7 +149,7 @@ impl Effect {
             Self::Tell(lease) => lease.wake_watchers(),
             Self::Answer(inquiry, usage) => inquiry.respond(usage),
             Self::Dismiss(inquiry) => drop(inquiry),
-            Self::DataLost => {
+            Self::LostAdopted => {
                 if let Some(task) = control.get() {
                     task.data_lost();
                 }
@@ -176,7 +176,7 @@ impl LogEvent {
                 "the store has not been reached since the start: the fallback of each limit applies"
             ),
             Self::StoreBack => tracing::info!(namespace, store, "the store is back"),
-            Self::DataLost => tracing::warn!(
+            Self::ReturnBegins => tracing::warn!(
                 namespace,
                 "the store has lost its data: permits return to it before newcomers under strict limits"
             ),
@@ -291,7 +291,7 @@ mod tests {
                     Effect::Tell(lease) => write!(formatter, "tell {}", lease.seq()),
                     Effect::Answer(_, usage) => write!(formatter, "answer {usage:?}"),
                     Effect::Dismiss(_) => write!(formatter, "dismiss"),
-                    Effect::DataLost => write!(formatter, "data lost"),
+                    Effect::LostAdopted => write!(formatter, "data lost"),
                     Effect::Confirm(_) => write!(formatter, "confirm"),
                     Effect::GiveUpOn(_) => write!(formatter, "give up"),
                     Effect::Measure(_, measure) => write!(formatter, "{measure:?}"),

@@ -162,7 +162,7 @@ where
                 head,
             } => {
                 let result = match ready!(future.poll(cx, |future, cx| future.poll(cx))) {
-                    Ok(Ok(response)) => future.end().map(|tie| Ok((tie, response))),
+                    Ok(Ok(response)) => future.detach().map(|tie| Ok((tie, response))),
                     Ok(Err(error)) => Ok(Err(error)),
                     Err(kind) => Err(kind),
                 };

@@ -49,7 +49,7 @@ impl Tenure {
     }
 
     /// Returns the slot to the pool, if it may go there. Otherwise the caller must release it.
-    pub(crate) fn end(&self) -> bool {
+    pub(crate) fn recycle(&self) -> bool {
         self.lease.recycle()
     }
 }
@@ -195,9 +195,9 @@ impl Leases {
     }
 
     /// Returns the slots to a pool, if they may go there. Otherwise the caller must release them.
-    pub(crate) fn end(&self) -> bool {
+    pub(crate) fn recycle(&self) -> bool {
         match self {
-            Self::One(tenure) => tenure.end(),
+            Self::One(tenure) => tenure.recycle(),
             Self::Many(_) => false,
         }
     }

@@ -162,7 +162,7 @@ impl Core {
         let Some(request) = self.requests.get(id) else {
             return;
         };
-        // If a slot was lost, the next one to ask for may be in another part of the store.
+        // An answer, or a loss: what to ask for next is decided anew, and may be in another part of the store.
         if let Stage::Listed | Stage::Unsent = request.stage() {
             let alone = request.alone;
             self.requests.open(id);

@@ -30,7 +30,7 @@ impl Core {
     pub(super) fn on_lost(&mut self, part: Part, key: &str) {
         let is_of_part = key == &*self.links[part].generation_key;
         if is_of_part && (self.ctx.returns).has_just_begun(part, None, self.ctx.now) {
-            // The generation shows whether this is the same loss or another one.
+            // Perhaps an echo: the generation shows whether this is the same loss or another one.
             let link = &mut self.links[part];
             link.forget_query();
             link.connection.want();
@@ -66,7 +66,7 @@ impl Core {
     /// Permits return until then, before newcomers under strict limits are admitted. `introduces`: those of this process too.
     fn begin_return(&mut self, part: Part, introduces: bool, until: Instant) {
         if until > self.ctx.now && self.ctx.returns.begin(part, until) {
-            self.ctx.log(LogEvent::DataLost);
+            self.ctx.log(LogEvent::ReturnBegins);
         }
         if introduces && self.links[part].is_up() {
             let why = Doubt::OfStore;
@@ -78,7 +78,7 @@ impl Core {
     /// that loses its data again and again, all newcomers would otherwise go on to an empty ledger.
     pub(super) fn check_returns(&mut self) {
         for part in self.ctx.settings.parts.all() {
-            if self.ctx.returns.is_over(part, self.ctx.now) {
+            if self.ctx.returns.becomes_over(part, self.ctx.now) {
                 let link = &mut self.links[part];
                 link.forget_query();
                 link.connection.want();

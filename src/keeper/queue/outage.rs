@@ -321,7 +321,7 @@ impl Queue {
             }
         }
         if lost > 0 {
-            ctx.effects.push(Effect::DataLost);
+            ctx.effects.push(Effect::LostAdopted);
         }
         for (why, count) in [(Adopted::Lost, lost), (Adopted::Fallback, by_fallback)] {
             if count > 0 {

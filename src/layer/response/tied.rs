@@ -171,7 +171,7 @@ impl<T> Tied<T> {
 
     /// Drops the work, and keeps the slot. An error: the slot is over. A [`Hold`](crate::layer::Hold) may also keep the slot,
     /// without a response that could lie unread.
-    pub(in crate::layer) fn end(&self) -> Result<Tie, LostErrorKind> {
+    pub(in crate::layer) fn detach(&self) -> Result<Tie, LostErrorKind> {
         let over = self.cell.lend(|held| self.cell.over(&held.share))?;
         if let Some(kind) = over.expect(ONE_USER) {
             self.cell.revoke(kind);
@@ -363,7 +363,7 @@ mod tests {
         });
         tied.watch();
         assert_eq!(dropped.strong_count(), 0);
-        assert!(tied.end().is_err());
+        assert!(tied.detach().is_err());
     }
 
     /// Two threads may look at one body.
