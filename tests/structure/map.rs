@@ -6,7 +6,7 @@ use crate::source::{SOURCES, repository};
 
 /// Whether a file defines this: a function, a type, a constant, a field, or a step of the script, which has a heading.
 fn defines(text: &str, name: &str) -> bool {
-    const DEFINES: [&str; 9] = [
+    const DEFINES: [&str; 10] = [
         "fn ",
         "struct ",
         "enum ",
@@ -15,6 +15,7 @@ fn defines(text: &str, name: &str) -> bool {
         "const ",
         "static ",
         "function ",
+        "local ",
         "-- `",
     ];
     let is_part = |c: char| c.is_alphanumeric() || c == '_';

@@ -104,7 +104,7 @@ pub(crate) const QUEUE_FULL: i64 = 2;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{EXCHANGE_LUA, HELLO_LUA, bare};
 
     #[test]
     fn comments_and_indentation_stay_here() {
