@@ -118,12 +118,6 @@ impl<const N: usize> From<[u8; N]> for Key {
     }
 }
 
-impl<const N: usize> From<&[u8; N]> for Key {
-    fn from(raw: &[u8; N]) -> Self {
-        Self::from(&raw[..])
-    }
-}
-
 impl From<HeaderValue> for Key {
     fn from(value: HeaderValue) -> Self {
         Self::from(value.as_bytes())
@@ -274,7 +268,7 @@ mod tests {
             Key::from(header),
             Key::from("acme".to_owned()),
             Key::from(&"acme".to_owned()),
-            Key::from(b"acme"),
+            Key::from(&b"acme"[..]),
             Key::from(*b"acme"),
             Key::from(&text),
         ] {

@@ -274,8 +274,8 @@ impl LimitLayer {
         self,
         label: impl Fn(&Parts) -> L + Send + Sync + 'static,
     ) -> Self {
-        let labels = Labels::by(move |head| label(head).into());
-        self.edit(move |gate| gate.labels = labels.clone())
+        let by = Arc::new(move |head: &Parts| label(head).into());
+        self.edit(move |gate| gate.labels = Labels(Some(by.clone())))
     }
 
     pub(super) fn edit(mut self, edit: impl Fn(&mut Gate) + Send + Sync + 'static) -> Self {

@@ -59,22 +59,38 @@ impl PermitReport {
     pub(crate) fn write(self, namespace: &str, limit: &Limit) {
         let (limit, keys, count) = (limit.name(), self.keys, self.permits);
         // Users search for these texts, so each is a literal.
-        let (text, kind) = match self.topic {
-            Topic::Lost => ("permits were lost: not renewed in time", None),
-            Topic::Adopted(Adopted::Lost) => {
-                ("permits that the store had lost were put back", None)
+        match self.topic {
+            Topic::Lost => tracing::warn!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "permits were lost: not renewed in time"
+            ),
+            Topic::Adopted(Adopted::Lost) => tracing::warn!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "permits that the store had lost were put back"
+            ),
+            Topic::Adopted(Adopted::Fallback) => tracing::info!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "permits that a fallback had admitted were entered into the store"
+            ),
+            Topic::Ended(kind) => {
+                tracing::info!(namespace, limit, keys, count, kind, "slots were taken back")
             }
-            Topic::Adopted(Adopted::Fallback) => {
-                let text = "permits that a fallback had admitted were entered into the store";
-                (text, None)
-            }
-            Topic::Ended(kind) => ("slots were taken back", Some(kind)),
-            Topic::Paused => ("keys were paused: an upstream is overloaded", None),
-        };
-        if let Topic::Lost | Topic::Adopted(Adopted::Lost) = self.topic {
-            tracing::warn!(namespace, limit, keys, count, "{text}");
-        } else {
-            tracing::info!(namespace, limit, keys, count, kind, "{text}");
+            Topic::Paused => tracing::info!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "keys were paused: an upstream is overloaded"
+            ),
         }
     }
 }

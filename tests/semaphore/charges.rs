@@ -419,7 +419,7 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
 
 /// Like any future: a loop that polls it again does not take a refusal for a success.
 #[tokio::test]
-#[should_panic(expected = "`Charging` polled after completion")]
+#[should_panic(expected = "resumed after completion")]
 async fn a_refused_charge_stays_refused() {
     let tokens = Limiter::in_memory()
         .semaphore(&TOKENS, Key::SHARED)

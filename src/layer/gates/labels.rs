@@ -10,17 +10,11 @@ use crate::leases::Label;
 
 /// The rule that labels the permits of a layer. Default: method and matched route.
 #[derive(Clone, Default)]
-pub(in crate::layer) struct Labels(Option<Arc<LabelOf>>);
+pub(in crate::layer) struct Labels(pub(in crate::layer) Option<Arc<LabelOf>>);
 
 type LabelOf = dyn Fn(&Parts) -> Cow<'static, str> + Send + Sync;
 
 impl Labels {
-    pub(in crate::layer) fn by(
-        label: impl Fn(&Parts) -> Cow<'static, str> + Send + Sync + 'static,
-    ) -> Self {
-        Self(Some(Arc::new(label)))
-    }
-
     pub(in crate::layer) fn of(&self, head: &Parts) -> Label {
         if let Some(by) = &self.0 {
             return by(head).into();

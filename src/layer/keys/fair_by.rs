@@ -206,7 +206,7 @@ mod tests {
         for (values, expected) in [
             (&[&b"acme"[..]][..], of("acme", 1)),
             (&[b"acme", b"other"], of("acme", 1)),
-            (&[b"\xff"], of(b"\xff", 1)),
+            (&[b"\xff"], of(*b"\xff", 1)),
             (&[b"", b"acme"], none()),
             (&[b""], none()),
             (&[], none()),
