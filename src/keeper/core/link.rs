@@ -286,7 +286,11 @@ pub(super) struct Window {
 impl Window {
     /// `is_cluster`: an exchange is about one key.
     pub fn new(is_cluster: bool, now: Instant) -> Self {
-        let bounds = [WINDOW, WINDOW_OF_ONE_KEY][usize::from(is_cluster)];
+        let bounds = if is_cluster {
+            WINDOW_OF_ONE_KEY
+        } else {
+            WINDOW
+        };
         Self {
             bounds,
             size: bounds.least,

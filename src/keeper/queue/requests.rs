@@ -237,35 +237,29 @@ impl Queue {
     ) -> AcquireError {
         let place = self.entries.get(seq).map(|entry| entry.place);
         let (_, own_places) = self.counted(seq);
-        let Usage {
-            in_use,
-            waiting,
-            max,
-        } = self.usage();
+        let usage = self.usage();
+        let retry_after = match kind {
+            AcquireErrorKind::Paused => match self.terms.paused_until() {
+                Some(until) => Some(until.saturating_duration_since(ctx.now)),
+                None => self.pause.left(ctx.now),
+            },
+            AcquireErrorKind::Unavailable => self.terms.return_left(ctx),
+            AcquireErrorKind::Full | AcquireErrorKind::QueueFull | AcquireErrorKind::TimedOut => {
+                let others = usage.waiting.saturating_sub(own_places);
+                let next_free = self.next_free(ctx, others, weight_of(seq));
+                next_free.max(self.terms.return_left(ctx))
+            }
+            // Nothing is known of the end of an outage or of a shutdown.
+            _ => None,
+        };
         let details = AcquireErrorDetails {
-            in_use,
-            waiting,
-            max,
+            in_use: usage.in_use,
+            waiting: usage.waiting,
+            max: usage.max,
             weight: weight_of(seq),
             place: place.filter(|place| *place > 0),
             waited,
-            retry_after: match (kind, self.terms.paused_until()) {
-                (AcquireErrorKind::Paused, Some(until)) => {
-                    Some(until.saturating_duration_since(ctx.now))
-                }
-                (AcquireErrorKind::Paused, None) => self.pause.left(ctx.now),
-                (AcquireErrorKind::Unavailable, _) => self.terms.return_left(ctx),
-                (
-                    AcquireErrorKind::Full
-                    | AcquireErrorKind::QueueFull
-                    | AcquireErrorKind::TimedOut,
-                    _,
-                ) => self
-                    .next_free(ctx, waiting.saturating_sub(own_places), weight_of(seq))
-                    .max(self.terms.return_left(ctx)),
-                // Nothing is known of the end of an outage or of a shutdown.
-                _ => None,
-            },
+            retry_after,
             quotas: self.quota(ctx, Some(seq)).into_iter().collect(),
             ..self.terms.limit().error_details()
         };
