@@ -225,7 +225,7 @@ fn a_watcher_sees_no_later_permit() {
         let first = Tenure::of(clock.lease(0, Some(&pool), 10));
         let owner = first.clone();
         let other = spawn(0, move || {
-            assert!(owner.leave() && owner.end(), "the pool is open");
+            assert!(owner.leave() && owner.recycle(), "the pool is open");
             let next = pool.take(clock.at(1)).expect("it is idle");
             next.end(LostErrorKind::HeldTooLong);
         });
@@ -246,7 +246,7 @@ fn a_slot_goes_back_when_all_owners_are_gone() {
         let drop_owner = |tenure: &Tenure, uses: &Use| {
             if tenure.leave() {
                 uses.end(tenure.lease());
-                assert!(tenure.end(), "the pool is open");
+                assert!(tenure.recycle(), "the pool is open");
             }
         };
         let (weak, used) = (tenure.clone(), uses.clone());
@@ -273,7 +273,7 @@ fn a_revocation_is_of_one_permit() {
         let first = Tenure::of(clock.lease(0, Some(&pool), 10));
         let owner = first.clone();
         let other = spawn(0, move || {
-            assert!(owner.leave() && owner.end(), "the pool is open");
+            assert!(owner.leave() && owner.recycle(), "the pool is open");
             let next = pool.take(clock.at(1)).expect("it is idle");
             assert!(!next.is_revoked(), "the successor is not meant");
             next
@@ -298,7 +298,7 @@ fn an_order_is_for_the_permit_that_was_seen() {
         first.lease().begin_tenure(clock.at(0));
         let owner = first.clone();
         let other = spawn(0, move || {
-            assert!(owner.leave() && owner.end(), "the pool is open");
+            assert!(owner.leave() && owner.recycle(), "the pool is open");
         });
         let lease = first.lease();
         let tenure = lease.owners().tenure();

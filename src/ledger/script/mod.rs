@@ -17,7 +17,7 @@ macro_rules! sent {
 
 /// Lua without comments, blank lines and indentation, and its length. `--` begins a comment, except in a string; no string has
 /// an escaped quote or a line break.
-const fn bare<const N: usize>(text: &str) -> ([u8; N], usize) {
+pub(super) const fn bare<const N: usize>(text: &str) -> ([u8; N], usize) {
     let (text, mut bare) = (text.as_bytes(), [0; N]);
     let (mut length, mut at) = (0, 0);
     let (mut is_string, mut is_comment, mut is_begun) = (false, false, false);
@@ -101,24 +101,3 @@ pub(crate) const IF_FREE: usize = 2;
 pub(crate) const ABSENT: i64 = 0;
 pub(crate) const FULL: i64 = 1;
 pub(crate) const QUEUE_FULL: i64 = 2;
-
-#[cfg(test)]
-mod tests {
-    use super::{EXCHANGE_LUA, HELLO_LUA, bare};
-
-    #[test]
-    fn comments_and_indentation_stay_here() {
-        const SENT: &str =
-            sent!("-- a 'comment'\n\n  local a = '--' -- it's\n  if a - 1 then --\n\tb = '' end\n");
-        assert_eq!(SENT, "local a = '--'\nif a - 1 then\n\tb = '' end\n");
-        for line in EXCHANGE_LUA.lines() {
-            let is_bare = !line.is_empty() && line.trim() == line && !line.starts_with("--");
-            assert!(is_bare, "{line}");
-        }
-        println!(
-            "{} bytes are sent, {} for a hello",
-            EXCHANGE_LUA.len(),
-            HELLO_LUA.len()
-        );
-    }
-}

@@ -13,6 +13,7 @@ use crate::{
         },
         more_members,
         rate::{MAX_EXACT, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US},
+        script,
         script::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, DUES_NUMBERS, FULL, IF_FREE,
             LATE, LEDGER_REPLY, QUEUE_FULL, RECORD, REFUND_ARGS, WAIT,
@@ -47,6 +48,21 @@ fn constants() -> BTreeMap<&'static str, &'static str> {
 fn a_hello_fits_into_the_first_flight_of_a_connection() {
     assert!(HELLO_LUA.len() < 13_000, "{}", HELLO_LUA.len());
     assert!(EXCHANGE_LUA.starts_with(HELLO_LUA), "the same answers");
+}
+
+#[test]
+fn comments_and_indentation_are_not_sent() {
+    const TEXT: &str =
+        "-- a 'comment'\n\n  local a = '--' -- it's\n  if a - 1 then --\n\tb = '' end\n";
+    let (bare, length) = script::bare::<{ TEXT.len() }>(TEXT);
+    let text = str::from_utf8(&bare[..length]);
+    assert_eq!(text, Ok("local a = '--'\nif a - 1 then\n\tb = '' end\n"));
+    for line in EXCHANGE_LUA.lines() {
+        let is_bare = !line.is_empty() && line.trim() == line && !line.starts_with("--");
+        assert!(is_bare, "{line}");
+    }
+    let (all, hello) = (EXCHANGE_LUA.len(), HELLO_LUA.len());
+    println!("{all} bytes are sent, {hello} for a hello");
 }
 
 #[test]
