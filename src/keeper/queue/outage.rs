@@ -109,12 +109,7 @@ impl Queue {
         if batch.pause_ms.is_some() {
             self.outbox.want(self.pause.send_again(batch.asks_pause));
         }
-        if batch.tells {
-            self.outbox.tell_loss(true);
-        }
-        if batch.lists {
-            self.outbox.ask_for_holders();
-        }
+        self.outbox.again(batch.tells, batch.lists);
         let again_at = (!retry).then(|| ctx.now + pause);
         self.releases.unanswered(&mut pending.releases, again_at);
         for seq in &batch.adopt {

@@ -84,6 +84,12 @@ impl Outbox {
         self.tells_loss = is_ours;
     }
 
+    /// A batch that told a loss, or asked for the holders, was not answered.
+    pub fn again(&mut self, tells_loss: bool, asks_holders: bool) {
+        self.tells_loss |= tells_loss;
+        self.asks_holders |= asks_holders;
+    }
+
     pub fn inquire(&mut self, inquiry: Inquiry) {
         self.asks().inquiries.push(inquiry);
     }
@@ -301,5 +307,9 @@ mod tests {
         outbox.tell_loss(true);
         outbox.tell_loss(false);
         assert!(!outbox.take_loss(), "another replica has told it");
+        outbox.again(true, false);
+        assert!(outbox.take_loss() && !outbox.begin(), "not answered");
+        outbox.again(false, true);
+        assert!(!outbox.take_loss() && outbox.begin(), "not answered");
     }
 }
