@@ -175,7 +175,7 @@ impl<K: Copy + Eq + Hash> Returns<K> {
             .min()
     }
 
-    /// Whether the return of permits to this part is over: told once.
+    /// Whether the return of permits to this part is over. True once.
     pub(crate) fn becomes_over(&mut self, part: Part, now: Instant) -> bool {
         let over = self.by_part[part.number()].as_mut();
         let over = over.filter(|one| one.until <= now && !one.is_asked);

@@ -142,7 +142,7 @@ impl Core {
         is_held
     }
 
-    /// What a request asks for next, and the part of the store with that.
+    /// The next slots and charges of a request, and their part of the store.
     fn next_of(&self, id: RequestId) -> Option<(Next, Part)> {
         let request = self.requests.get(id)?;
         let next = request.next(&self.queues, &self.ctx);

@@ -3,8 +3,8 @@
 //! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits
 //! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted
 //! slots of an empty store whose holders have not returned yet. The data themselves do not show that they are new. But a
-//! process that was connected less than a lease ago remembers their generation. A new process remembers none, so it finds no
-//! loss, and waits only for the rest of one that another has just found.
+//! process that was connected less than a lease ago remembers their generation. A new process remembers none: it finds no
+//! loss, and waits only if another process has just found one.
 //!
 //! | word | who waits | how | until |
 //! | --- | --- | --- | --- |

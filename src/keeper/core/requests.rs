@@ -49,7 +49,7 @@ pub(super) struct Request {
     number: NonZeroU64,
     /// In order of acquisition.
     pub legs: Legs,
-    /// It needs exactly one slot, and its queue sends it.
+    /// The request needs exactly one slot, and the queue of that slot sends it.
     pub alone: bool,
     /// Includes its charges.
     pub notes: Option<Box<Notes>>,

@@ -188,7 +188,7 @@ impl Entries {
         }
     }
 
-    /// The store holds its slot, and the permit is to be renewed then. Returns whether it is held here.
+    /// The store counts the slot of this permit as held, until a renewal at `renew_at`. Returns whether it is held here.
     pub fn extend(&mut self, seq: Seq, renew_at: Instant) -> bool {
         let state = self.all.get_mut(&seq).map(|entry| &mut entry.state);
         let Some(State::Held(hold)) = state else {

@@ -5,7 +5,7 @@ use std::mem;
 
 use crate::ledger::{Batch, Call, Dues, Exchange, Ledger, Operation, Promotion, Seq, Standing};
 
-/// Boxed, since beside a store there is none.
+/// Boxed, since a process with a store needs no ledger of its own, except in outages.
 #[derive(Default)]
 pub(in crate::keeper) struct LedgerHere(Option<Box<Deciding>>);
 
@@ -21,7 +21,7 @@ impl LedgerHere {
         self.0.as_deref().map(|deciding| &deciding.ledger)
     }
 
-    /// For a claim, which brings its own batch: an empty one if there is none.
+    /// The ledger for a claim, which brings its own batch. A process with a store begins an empty one.
     pub fn get_mut(&mut self) -> &mut Ledger {
         &mut self.0.get_or_insert_default().ledger
     }
@@ -42,7 +42,7 @@ impl LedgerHere {
     }
 
     /// Runs a step with the first batch of `scratch`, which settles dues once, and further steps if it may grant more: a step
-    /// does no more than a call of the store's script. Returns those that it grants slots, and the answer to the operation.
+    /// does no more than a call of the store's script. Returns the waiters that it promotes, and the answer to the operation.
     pub fn run(
         &mut self,
         scratch: &mut Exchange,

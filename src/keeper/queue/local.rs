@@ -1,5 +1,5 @@
-//! What the ledger in this process decides: in memory every request, with a store those of outages. A request that the store
-//! cannot decide on goes to its limit's fallback here ([`decider`](Queue::decider)). Also pauses, which hold here too.
+//! Decisions of the ledger in this process: without a store on every request, otherwise during outages. A request that the store
+//! cannot decide on goes to its limit's fallback ([`decider`](Queue::decider)). A pause limits this ledger too.
 
 use std::time::Duration;
 

@@ -32,11 +32,12 @@
 //! A queue reports its decisions on entries of requests ([`Decided`](super::context::Decided)). The core then advances the
 //! request: it asks for the entry, or gives it up.
 //!
-//! An entry may skip states (one that is granted at once is held after it is sent), and moves back in three cases. One that is
-//! checked waits again if a newer answer shows it waiting. One that its exchange left out, and can no longer enter, is idle under
-//! the same name. One whose exchange failed or came too late, that the store has lost, that was collected too late, or that an outage
-//! moves is idle again under a new name: a name of unknown fate is never reused, and stays on the release list until its fate
-//! is known.
+//! An entry may skip states: a request that is granted at once is held after it was sent. An entry moves back in three cases:
+//!
+//! - A newer answer shows that it waits, while its grant was checked: it waits again.
+//! - Its exchange left it out, and can no longer enter it: it is idle under the same name.
+//! - Its exchange failed or came too late, the store has lost it, it was collected too late, or an outage moves it: it is idle under
+//!   a new name. A name of unknown fate is never reused, and stays on the release list until its fate is known.
 
 #[cfg(test)]
 pub(super) mod audit;

@@ -1,5 +1,5 @@
-//! Failures, and what they leave in doubt: an unanswered exchange, a lost permit or ledger, a store that is down. Affected
-//! requests are retried, refused, or decided on by the fallback.
+//! Failures and the doubts that follow: an unanswered exchange, a lost permit or ledger, a store that is down. Affected requests
+//! are retried, refused, or decided on by the fallback.
 //!
 //! While the store is down, only probes are sent to it. A limit's waiters follow its fallback; its holders keep their
 //! own deadlines. When the store is back, waiters queue there under new names, and permits admitted meanwhile are

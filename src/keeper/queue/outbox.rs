@@ -1,4 +1,4 @@
-//! What a queue is to ask its ledger: holders to renew or to restore, newcomers, and questions of users. Names are checked when they
+//! The questions of a queue for its ledger: holders to renew or to restore, newcomers, and inquiries of users. Names are checked when they
 //! are sent, since an entry may be gone by then. What it is to release is in [`releases`](super::releases).
 
 use std::{collections::VecDeque, mem, num::NonZeroU64};
@@ -84,7 +84,7 @@ impl Outbox {
         self.tells_loss = is_ours;
     }
 
-    /// A batch that told a loss, or asked for the holders, was not answered.
+    /// A batch was not answered: its report of a loss, and its question for the holders, are sent again.
     pub fn again(&mut self, tells_loss: bool, asks_holders: bool) {
         self.tells_loss |= tells_loss;
         self.asks_holders |= asks_holders;

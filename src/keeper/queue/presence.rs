@@ -3,7 +3,7 @@
 //!
 //! - At most one exchange in flight may enter the name into the ledger.
 //! - A name that the store may know, or that an unanswered exchange may still enter, is released before it is forgotten.
-//! - A renewal that is to be repeated is in flight until then.
+//! - A renewal is repeated only while it is in flight.
 
 use std::mem;
 
@@ -65,8 +65,8 @@ impl Presence {
         self.renewal = Renewal::InFlight;
     }
 
-    /// A held name is to be confirmed by a store that may be another: an answer in flight proves nothing, and another renewal
-    /// follows it. Returns whether to list a renewal.
+    /// A store that may be another has to confirm this held name. An answer in flight proves nothing, and another renewal follows
+    /// it. Returns whether to list a renewal.
     pub fn introduce(&mut self) -> bool {
         self.unconfirmed = true;
         self.renew_again |= self.renewal == Renewal::InFlight;

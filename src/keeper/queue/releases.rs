@@ -33,7 +33,7 @@ pub(in crate::keeper) struct Release {
     pub forget_at: Instant,
     /// What it settles in a fair ledger, until it is answered.
     pub(super) due: Option<Box<Due>>,
-    /// It was sent before, and not answered.
+    /// An exchange with this release was not answered.
     is_repeated: bool,
 }
 

@@ -3,7 +3,7 @@
 //! `header.lua` describes the format. The counts and codes below are those of its table. `ledger/tests/wire.rs`
 //! compares all constants that both sides share.
 
-/// A text of Lua as it is sent.
+/// The text that is sent to Redis for a text of Lua.
 macro_rules! sent {
     ($text:expr) => {{
         const LENGTH: usize = bare::<{ $text.len() }>($text).1;

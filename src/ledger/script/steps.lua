@@ -377,8 +377,8 @@ for i = 1, ledger_count do
       shares = shares or functions_of_shares()
       ledger.fair = { -- preallocated
         lines = KEYS[i] .. ':lines', shares = KEYS[i] .. ':shares', text = has_text and ARGV[dues],
-        -- What each tenant has paid, and whose is to be written; the virtual time up to which those who do not wait are
-        -- forgotten; entries to be written to lines; whether payments begin anew.
+        -- Payments of tenants, and the names whose payment has changed; the virtual time up to which tenants without waiters
+        -- are forgotten; new entries of lines; whether payments begin anew.
         scores = {}, changed = {}, forgets = nil, entering = nil, began = nil,
         -- Virtual time; the tenants that wait, and their lines, as far as they were read: `rank` of them, the last with the
         -- score `bound` and the name `bound_name`, or `all`.

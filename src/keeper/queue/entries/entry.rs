@@ -254,7 +254,7 @@ impl Entry {
         &self.state
     }
 
-    /// What its request, if there is one, sees of it.
+    /// The state of the entry as a leg of its request.
     pub fn leg_state(&self, now: Instant) -> Option<LegState> {
         Some(match self.state {
             State::Held(_) => LegState::Held {
