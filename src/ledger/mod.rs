@@ -2,8 +2,8 @@
 //!
 //! Only an [`Exchange`] changes a ledger, which answers with a [`Reply`]: `message.rs` has both. The rules exist twice,
 //! in `machine/` in Rust for this process and in `script/` in Lua for Redis. Both run the same steps under the same
-//! names in the same order, and a property test (`tests/twins.rs`) compares them. A batch for one ledger runs these
-//! steps:
+//! names in the same order (but for `expire` and `settle`, which do not affect each other), and a property test
+//! (`tests/twins.rs`) compares them. A batch for one ledger runs these steps:
 //!
 //! | step | effect | machine | script |
 //! | --- | --- | --- | --- |
@@ -15,6 +15,7 @@
 //! | `expire` | removes holders whose lease has ended | `leases.rs` | `steps.lua` |
 //! | `settle` | charges tenants of a fair ledger for what they hold | `tenants.rs`, `shares.rs` | `shares.lua` |
 //! | `promote` | grants free slots to the head of the queue; passes over waiters whose replica has no connection | `queue.rs` | `steps.lua` |
+//! | `bring_forward` | shortens deadlines that a stepped clock has put too far ahead, if the ledger is full | `leases.rs` | `steps.lua` |
 //! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | `queue.lua` |
 //!
 //! Next, over all ledgers and *rates*, whose arithmetic is in `rate.rs` and `rates.lua`:
@@ -30,6 +31,7 @@
 //! | --- | --- | --- | --- |
 //! | `heartbeat` | marks a replica that has waiters here as alive for a while | `queue.rs` | `close.lua` |
 //! | `recall` | asks other replicas to release kept slots, if a permit waits or was refused | `reuse.rs` | `close.lua` |
+//! | `keep_shares` | keeps the payments of tenants for a while after the last waiter | `tenants.rs` | `close.lua` |
 //! | `keep` | lets the calling replica keep freed slots for a while, if the queue is empty | `reuse.rs` | `close.lua` |
 //!
 //! A permit weighs one unit or more, encoded in its name (`id.rs`). It holds all its units or none, and the store has
