@@ -46,7 +46,7 @@ fn constants() -> BTreeMap<&'static str, &'static str> {
 /// arguments, and the frames of TLS.
 #[test]
 fn a_hello_fits_into_the_first_flight_of_a_connection() {
-    assert!(HELLO_LUA.len() < 13_000, "{}", HELLO_LUA.len());
+    assert!(HELLO_LUA.len() < 2_000, "{}", HELLO_LUA.len());
     assert!(EXCHANGE_LUA.starts_with(HELLO_LUA), "the same answers");
 }
 
