@@ -11,7 +11,7 @@ use crate::{
     error::AcquireErrorKind,
     fallbacks::{Availability, FallbackInForce},
     keeper::context::Context,
-    ledger::{Ask, Batch, Call, Operation, Payer, Seq, Standing, Want, weight_of},
+    ledger::{Ask, Batch, Call, Operation, Payer, Seq, Standing, Want},
     telemetry::{Measure, Topic},
 };
 
@@ -87,11 +87,8 @@ impl Queue {
         (batch.limit, batch.whole) = self.limits_here(ctx);
         if ctx.asks_store(self.terms.part) {
             // This ledger serves one claim only and is empty, since many requests may fall back in one step: the slots held count
-            // here. An empty ledger admits a permit that is heavier than its limit.
-            let held = self.entries.held().all;
-            let free = batch.limit.saturating_sub(held);
-            let fits = held == 0 || weight_of(seq) <= free;
-            batch.limit = if fits { free } else { 0 };
+            // here. `whole` stays, so a permit that needs more than is left is not taken for one that is heavier than the limit.
+            batch.limit = batch.limit.saturating_sub(self.entries.held().all);
         }
         batch.max_waiters = self.terms.limit().waiters();
         (batch.waits, batch.dues) = (waits, self.terms.no_dues());
