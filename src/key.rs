@@ -1,7 +1,8 @@
 //! Keys: the caller, tenant or route to which a limit applies.
 
 use std::{
-    fmt,
+    cmp, fmt,
+    hash::{Hash, Hasher},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -28,10 +29,10 @@ const MAX_SHORT_LEN: usize = 22;
 /// let tenant_and_region = Key::from_parts(["acme", "eu"]);
 /// assert_ne!(tenant_and_region, Key::from_parts(["ac", "meeu"]));
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Key(Raw);
 
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq)]
 enum Raw {
     Short { len: u8, bytes: [u8; MAX_SHORT_LEN] },
     Long(Arc<[u8]>),
@@ -84,6 +85,24 @@ impl Key {
             Raw::Short { len, bytes } => &bytes[..usize::from(*len)],
             Raw::Long(bytes) => bytes,
         }
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> cmp::Ordering {
+        self.bytes().cmp(other.bytes())
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bytes().hash(state);
     }
 }
 

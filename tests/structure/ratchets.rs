@@ -27,7 +27,7 @@ const LONG_IN_LUA: usize = 80;
 /// The figures, and their bounds.
 const BOUNDS: &[(&str, usize)] = &[
     ("methods of `Core`", 144),
-    ("methods of `Queue`", 118),
+    ("methods of `Queue`", 120),
     ("methods of any other type of the keeper", 44),
     ("methods of the largest machine", 27),
     ("fields of `Core`", 13),
@@ -49,10 +49,10 @@ const BOUNDS: &[(&str, usize)] = &[
         9,
     ),
     ("items of the seam", 25),
-    ("lines of the library", 31_794),
+    ("lines of the library", 31_837),
     ("lines of config", 2464),
-    ("lines of keeper", 10_652),
-    ("lines of layer", 3522),
+    ("lines of keeper", 10_678),
+    ("lines of layer", 3523),
     ("lines of leases", 1284),
     ("lines of ledger", 3273),
     ("lines of limit", 665),
@@ -62,7 +62,7 @@ const BOUNDS: &[(&str, usize)] = &[
     ("lines of store", 2883),
     ("lines of telemetry", 960),
     // With its small folders.
-    ("lines of the root", 2998),
+    ("lines of the root", 3014),
     ("lines of gateway", 2680),
     ("lines of operators", 6368),
     ("dependencies by default", 75),

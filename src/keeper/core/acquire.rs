@@ -27,7 +27,7 @@ use crate::{
     limit::{MAX_WEIGHT, Mode},
     telemetry::Measure,
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 impl Core {
     /// Submits a request. It exists until it is collected or dropped.
@@ -37,10 +37,13 @@ impl Core {
         let is_plain = |leg: &Leg| self.ctx.registry.limit(leg.limit).is_plain() && !leg.exempt;
         let alone = matches!(demand, Demand::One(leg) if is_plain(leg));
         let (mut legs, mut notes, mut refusal) = (Legs::new(), None, None);
+        let mut is_reused = false;
         match demand {
             Demand::One(leg) if alone => {
                 let shadow = false;
-                legs.push(self.enter_leg(leg, Requester { id, alone, shadow }, label));
+                let requester = Requester { id, alone, shadow };
+                let (entered, reused) = self.enter_leg(leg, requester, label);
+                (legs, is_reused) = (smallvec![entered], reused);
             }
             _ => (notes, refusal) = self.enter_legs(id, demand.legs(), label, &mut legs),
         }
@@ -50,9 +53,21 @@ impl Core {
         }
         // A value of its own may have decided on others, which a request for one slot does not wait for.
         let is_decided = (self.ctx.decided.last()).is_some_and(|last| last.request == id);
-        if !alone || is_decided {
-            self.follow_decisions();
+        if alone && !is_decided {
+            // Its slot is new, or from the pool: the most common requests need no look at their progress.
+            if is_reused {
+                self.grant(id);
+                return id;
+            }
+            let part = (self.requests.get(id)).map(|request| request.part(&self.queues, &self.ctx));
+            match part {
+                Some(part) if self.ctx.asks_store(part) => self.ask_store(id),
+                _ if self.begin_slot(id) => self.grant(id),
+                _ => {}
+            }
+            return id;
         }
+        self.follow_decisions();
         self.advance(id);
         id
     }
@@ -84,7 +99,7 @@ impl Core {
             let max = self.ctx.registry.updated(leg.limit).max();
             let order = (limit.class_of(&leg.key), max, limit);
             let alone = false;
-            let entered = self.enter_leg(leg, Requester { id, alone, shadow }, label);
+            let (entered, _) = self.enter_leg(leg, Requester { id, alone, shadow }, label);
             ordered.push((order, entered));
         }
         ordered.sort_by(
@@ -97,9 +112,10 @@ impl Core {
         (is_noted.then(|| Box::new(notes)), refusal)
     }
 
-    /// Enters a slot of a request into its queue, or takes one from the pool for a request that needs no other.
+    /// Enters a slot of a request into its queue, or takes one from the pool for a request that needs no other. Also returns
+    /// whether it is from the pool.
     #[inline]
-    fn enter_leg(&mut self, leg: &Leg, requester: Requester, label: &Label) -> SlotLeg {
+    fn enter_leg(&mut self, leg: &Leg, requester: Requester, label: &Label) -> (SlotLeg, bool) {
         let id = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
         let (queue, ctx) = (self.queues.without_listing(id), &mut self.ctx);
         queue.set_own_value(ctx, leg.value);
@@ -126,7 +142,7 @@ impl Core {
             self.queues.list(&mut self.ctx, id);
         }
         lease.set_label(label.clone());
-        SlotLeg { lease, wait }
+        (SlotLeg { lease, wait }, is_reused)
     }
 
     /// Advances all requests on which queues have decided, oldest first. Called at the end of each step, since one

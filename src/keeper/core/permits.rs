@@ -113,9 +113,18 @@ impl Core {
     fn take(&mut self, id: RequestId) -> Option<Taken> {
         let request = self.requests.get(id)?;
         let waited = request.waited(self.ctx.now);
-        let Progress::Complete = request.progress(&self.queues, self.ctx.now) else {
-            return None;
-        };
+        // A request alone finds out when it takes its slot.
+        if !request.alone {
+            let Progress::Complete = request.progress(&self.queues, self.ctx.now) else {
+                return None;
+            };
+        }
+        let mut place = 0;
+        for SlotLeg { lease, .. } in &request.legs {
+            // Does not affect the queue's listing.
+            let queue = self.queues.without_listing(lease.queue);
+            place = place.max(queue.take(&mut self.ctx, lease, waited, request.alone)?);
+        }
         let mut request = self.requests.remove(id)?;
         let waker = request.take_waker();
         self.ctx.effects.push(waker.map(Effect::Drop));
@@ -123,12 +132,6 @@ impl Core {
             let limit = fee.limit_id();
             self.ctx.measure(limit, Measure::Admitted(waited));
             (self.ctx).note_cost(limit, Cost::Charged, fee.paid_cost().into());
-        }
-        let mut place = 0;
-        for SlotLeg { lease, .. } in &request.legs {
-            // Does not affect the queue's listing.
-            let queue = self.queues.without_listing(lease.queue);
-            place = place.max(queue.take(&mut self.ctx, lease, waited, request.alone));
         }
         let mut leases = request.legs.into_iter().map(|leg| leg.lease);
         let leases = match leases.next() {

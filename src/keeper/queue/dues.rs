@@ -20,10 +20,13 @@ const PART_OF_LEASE: u32 = 3;
 
 impl Queue {
     /// The payer of a newcomer, which pays for a usual hold in advance if it has to wait.
+    #[inline]
     pub(super) fn prepay(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
-        if !self.terms.limit().is_fair() {
-            return None;
-        }
+        let is_fair = self.terms.limit().is_fair();
+        is_fair.then(|| self.prepay_if_fair(ctx, seq))?
+    }
+
+    fn prepay_if_fair(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
         let time = ctx
             .registry
             .mean_hold(self.terms.limit_id)
@@ -84,10 +87,13 @@ impl Queue {
 
     /// The due that a release settles. A waiter's place ends; a permit pays the rest if others wait, or gets a refund of
     /// unused time.
+    #[inline]
     pub(super) fn due_of(&self, ctx: &Context, seq: Seq) -> Option<Due> {
-        if !self.terms.limit().is_fair() {
-            return None;
-        }
+        let is_fair = self.terms.limit().is_fair();
+        is_fair.then(|| self.due_if_fair(ctx, seq))?
+    }
+
+    fn due_if_fair(&self, ctx: &Context, seq: Seq) -> Option<Due> {
         let entry = self.entries.get(seq)?;
         let payer = || entry.paying()?.payer();
         match *entry.state() {

@@ -43,6 +43,7 @@ impl LedgerHere {
 
     /// Runs a step with the first batch of `scratch`, which settles dues once, and further steps if it may grant more: a step
     /// does no more than a call of the store's script. Returns the waiters that it promotes, and the answer to the operation.
+    #[inline]
     pub fn run(
         &mut self,
         scratch: &mut Exchange,

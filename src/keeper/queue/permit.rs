@@ -238,18 +238,23 @@ impl Queue {
 /// Holders of slots.
 impl Queue {
     /// Gives a held slot to its request: the only one (`alone`), or one of several. Returns the place in which it joined
-    /// the queue.
+    /// the queue. `None`: it is alone, and has been lost.
     pub fn take(
         &mut self,
         ctx: &mut Context,
         lease: &Arc<Lease>,
         waited: Duration,
         alone: bool,
-    ) -> u32 {
+    ) -> Option<u32> {
         let seq = lease.seq();
+        let entry = self.entries.get_mut(seq);
+        let is_lost = |entry: &Entry| !entry.is_held() || lease.is_over(ctx.now);
+        if alone && entry.as_deref().is_none_or(is_lost) {
+            return None;
+        }
         ctx.measure(self.terms.limit_id, Measure::Admitted(waited));
-        let Some(entry) = self.entries.get_mut(seq) else {
-            return 0;
+        let Some(entry) = entry else {
+            return Some(0);
         };
         entry.leave_request();
         if let Some(Holder::Request) = entry.hand_over(Holder::Permit) {
@@ -257,7 +262,7 @@ impl Queue {
             lease.begin_tenure(ctx.now);
             lease.set_reusable(alone && (entry.presence.is_present() || !ctx.shared));
         }
-        entry.place
+        Some(entry.place)
     }
 }
 

@@ -205,6 +205,7 @@ impl Gate {
 
     /// Whether a request is refused because it has no key for this scope, and so no leg, or no tenant. A request without a key
     /// that is not refused passes the limit, and is counted; those without a tenant are one tenant.
+    #[inline]
     fn refuses(&self, index: usize, leg: Option<&Leg>) -> bool {
         let GateScope {
             limit,
