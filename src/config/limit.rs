@@ -190,7 +190,7 @@ impl LimitConfig {
         }
     }
 
-    /// Returns the limit with the other settings, without those that its kind cannot have.
+    /// Returns the limit with the other settings, except settings that its kind cannot have.
     fn set(&self, limit: Limit) -> Limit {
         let mut limit = limit.mode(self.mode);
         let by_key = (self.key == KeyConfig::Route).then_some(Class::Route);

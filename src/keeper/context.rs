@@ -352,7 +352,7 @@ impl Context {
     pub fn note_changed(&mut self, request: RequestId) {
         self.decided.push(Decided {
             request,
-            // Of no entry.
+            // The decision is on the request, not on an entry.
             seq: 0,
             decision: Decision::Changed,
         });

@@ -246,7 +246,7 @@ impl Core {
         }
     }
 
-    /// Continues the requests of an answered or failed exchange, except for those that went on without the exchange.
+    /// Continues the requests of an answered or failed exchange, unless they went on without it.
     pub(super) fn reopen_sent(&mut self, exchange: ExchangeId, claims: Vec<Asker>) {
         for id in claims.into_iter().filter_map(Asker::request) {
             if self.requests.is_sent_in(id, exchange) {
@@ -286,7 +286,7 @@ impl Core {
         self.change(lease.queue, |queue, ctx| queue.ask_store(ctx, newcomer));
     }
 
-    /// Takes back what the request is asking for, if it was not sent: another slot, which the request lost meanwhile, may
+    /// Takes back the question of a request, if it was not sent: another slot, which the request lost meanwhile, may
     /// have to be asked for first.
     fn unlist(&mut self, id: RequestId) {
         let links = self.links.iter_mut();

@@ -31,7 +31,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// It is made, perhaps to a server with another clock.
+    /// A connection is made, perhaps to a server with another clock.
     pub fn made(&mut self, now: Instant) {
         *self = Self {
             made: Some(now),
