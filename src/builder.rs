@@ -228,13 +228,15 @@ impl LimiterBuilder {
     /// | --- | --- | --- |
     /// | `redis://[user:password@]host[:port][/db]`, `valkey://`, `unix://` | a server | `redis` |
     /// | `rediss://`, `valkeys://` | a server, with TLS | `tls` |
-    /// | `redis+sentinel://[user:password@]host[:26379],host2[:port]/service[/db]` | a service of Redis Sentinel, by up to 16 sentinels | `sentinel` |
-    /// | `redis+cluster://[user:password@]host[:port],host2[:port]` | a Redis Cluster, by up to 16 of its nodes | `cluster` |
-    /// | `rediss+sentinel://`, `rediss+cluster://` | as above, with TLS | and `tls` |
+    /// | `redis+sentinel://[user:password@]host[:26379],host2[:port]/service[/db]` | a service of Redis Sentinel, by up to 16 sentinels | `redis` |
+    /// | `redis+cluster://[user:password@]host[:port],host2[:port]` | a Redis Cluster, by up to 16 of its nodes | `redis` |
+    /// | `rediss+sentinel://`, `rediss+cluster://` | as above, with TLS | `tls` |
     /// | `memory:` | none | |
     ///
     /// With Sentinel, the URL names the server's user; add the user of the sentinels as
-    /// `?sentinel_username=..&sentinel_password=..`. [Running Redis](crate::guide::redis) describes failovers, clusters,
+    /// `?sentinel_username=..&sentinel_password=..`. If sentinels name servers by address, certificates must be valid for
+    /// these addresses, or the sentinels must set `announce-hostnames`. A database at `unix://` is the parameter `db=1`;
+    /// unknown parameters are refused. [Running Redis](crate::guide::redis) describes failovers, clusters,
     /// certificates and permissions.
     ///
     /// If the store does not answer within [`store_timeout`](Self::store_timeout), the limiter logs a warning and returns

@@ -19,7 +19,7 @@ use crate::{
 /// runtime ends, the next use starts the task again, on the runtime of the new caller.
 ///
 /// Call [`shutdown`](Self::shutdown) before the process ends: slots that are not released by then stay taken until their
-/// leases end.
+/// leases end. If the last limiter is dropped without it while releases are pending, the log has a warning.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -70,6 +70,9 @@ impl Limiter {
     /// but stops after two `store_timeout`s without a new confirmation, and
     /// [reports](ShutdownReport::unconfirmed) the slots whose release was not confirmed. Unconfirmed releases are retried
     /// for as long as the process lives.
+    ///
+    /// A permit that is only under rates has no slot: `shutdown` waits for it only once it has been charged, or has spent
+    /// something, after its admission.
     ///
     /// If it is called again meanwhile, the later call's `grace` counts. A `grace` above 24 hours counts as 24 hours.
     ///

@@ -105,7 +105,7 @@ fn the_file_of_the_guide_is_valid() {
 #[test]
 fn the_table_of_defaults_is_true() {
     let builder = format!("{:?}", tower_turnstile::Limiter::builder());
-    let page = include_str!("../src/lib.rs");
+    let page = include_str!("../src/guide/bounds.md");
     for (name, value) in [
         ("lease", "30 s"),
         ("store_timeout", "500 ms"),
@@ -114,7 +114,7 @@ fn the_table_of_defaults_is_true() {
     ] {
         let field = format!("{name}: {}", value.replace(' ', ""));
         assert!(builder.contains(&field), "{field} in {builder}");
-        let row = format!("| [`{name}`](LimiterBuilder::{name}) | limiter | {value} |");
+        let row = format!("| `{name}` | limiter | {value} |");
         assert!(page.contains(&row), "{row}");
     }
 }

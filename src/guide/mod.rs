@@ -1,26 +1,45 @@
-//! The guide: one page per topic, for services in production or on the way there.
+//! The guide: one page for each question. The [crate's front page](crate) has the concepts and the guarantees.
 //!
-//! Start with [`keys`] and [`shutdown`]; the other pages are for when you need them. The [crate's front page](crate) has
-//! the concepts, guarantees and defaults.
+//! For everybody, before production:
 //!
 //! | page | answers |
 //! | --- | --- |
-//! | [`keys`] | Who is limited? How do several limits combine? Which values are right? What does a refusal look like? |
+//! | [`keys`] | Who is limited? How do several limits combine? What does a refusal look like? |
+//! | [`shutdown`] | How does a process end without leaving slots behind? |
+//! | [`store_failures`] | What happens when Redis is slow, down, or has lost its data? |
+//!
+//! What you want to limit:
+//!
+//! | page | answers |
+//! | --- | --- |
+//! | [`number`] | Which number do I set? |
+//! | [`keep_free`] | How do I keep slots free for interactive work? How do organisations, teams and users share? |
 //! | [`tenants`] | How do customers share one pool fairly, so that nobody's backlog stands in front of everybody? |
 //! | [`tokens`] | How do I limit a cost that is known only at the end, such as the tokens of a model? |
 //! | [`streams`] | When is a slot released? How do WebSockets and gRPC work? What if a client disconnects, or stops reading? |
 //! | [`clients`] | How do I limit outgoing calls? What if the upstream says when to come back? |
-//! | [`shutdown`] | How does a process end without leaving slots behind? |
-//! | [`testing`] | How do I test my service without Redis, and its behaviour in an outage? |
-//! | [`store_failures`] | What happens when Redis is slow, down, or has lost its data? |
-//! | [`redis`] | Which version, permissions, memory and failover does Redis need? How do I look into a key? |
-//! | [`metrics`] | What can I measure, and what should page me? |
-//! | [`operating`] | Who holds slots and who waits, on which replica? Why was a caller refused? |
-//! | [`config_file`] | How do limits come from a file, and change while the service runs? |
 //! | [`not_rust`] | How do scripts, jobs and programs in other languages hold slots? |
 //! | [`reuse`] | How do short requests avoid a round trip? |
+//!
+//! Running it:
+//!
+//! | page | answers |
+//! | --- | --- |
+//! | [`redis`] | Which version, permissions, memory and failover does Redis need? How do I look into a key? |
+//! | [`metrics`] | What can I measure, and what should page me? |
+//! | [`scaling`] | On which metric do replicas scale? How does a limit follow the capacity? |
+//! | [`operating`] | Who holds slots and who waits, on which replica? Why was a caller refused? |
+//! | [`config_file`] | How do limits come from a file, and change while the service runs? |
+//! | [`testing`] | How do I test my service without Redis, and its behaviour in an outage? |
+//!
+//! To look up:
+//!
+//! | page | answers |
+//! | --- | --- |
+//! | [`guarantees`] | What is promised, and where does each promise end? |
+//! | [`bounds`] | Which settings, defaults and bounds are there? |
 //! | [`how_it_works`] | How does it work, in two pages? |
-//! | [`comparison`] | What do other crates do? |
+//! | [`comparison`] | What do other crates and services do? |
 //! | [`performance`] | How fast is it, and what does it cost? |
 
 // Each page is a Markdown file, which can be read in the repository too. `links.md` comes first: its definitions, which
@@ -94,3 +113,23 @@ pub mod comparison {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("performance.md")]
 pub mod performance {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("guarantees.md")]
+pub mod guarantees {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("bounds.md")]
+pub mod bounds {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("number.md")]
+pub mod number {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("keep_free.md")]
+pub mod keep_free {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("scaling.md")]
+pub mod scaling {}

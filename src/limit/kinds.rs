@@ -78,10 +78,10 @@ pub enum Fallback {
     /// Each process enforces its share of the limit, with a queue in memory.
     ///
     /// The share is the value of the key, divided by the number of replicas that were connected to the namespace when
-    /// the store was last seen, rounded up: of 40 slots each of three replicas has 14. Like [`Local`](Self::Local), it
-    /// counts the permits that the process already holds. Use it if the limit should still hold in an outage: the limit
-    /// is exceeded by at most one permit for each replica, plus whatever a replica held above its share when the outage
-    /// began.
+    /// the store was last seen, rounded up: of 40 slots each of three replicas has 14. A rate's burst is divided too. Like
+    /// [`Local`](Self::Local), it counts the permits that the process already holds. Use it if the limit should still hold
+    /// in an outage: the limit is exceeded by at most one permit for each replica, plus whatever a replica held above its
+    /// share when the outage began.
     ///
     /// The number of replicas is read from the store every ten seconds, so a replica that has left counts for that
     /// long. A replica connects once it has a limit with this fallback. One that connected less than ten seconds before

@@ -1,4 +1,5 @@
-//! The dashboard and the alerts in `operations/`: their expressions match the metrics, and work in a real Prometheus.
+//! The dashboard, the alerts and the autoscaler's query in `operations/`: their expressions match the metrics, and work in a real
+//! Prometheus.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,6 +41,13 @@ fn panels() -> Vec<(String, String)> {
             })
         });
     expressions.collect()
+}
+
+/// The expression by which replicas scale.
+fn scaling() -> String {
+    let text = read("keda.yml");
+    let (_, query) = text.split_once("query: ").expect("a query");
+    query.lines().next().expect("a line").to_owned()
 }
 
 /// Names of alerts, and the content below each.
@@ -91,9 +99,10 @@ fn used(text: &str) -> Vec<(&str, Vec<&str>)> {
 fn expressions_use_metrics_and_labels_that_exist() {
     let documented = documented();
     assert!(documented.len() >= 16);
-    let (panels, alerts) = (panels(), alerts());
+    let (panels, alerts, scaling) = (panels(), alerts(), scaling());
     assert!(panels.len() >= 17 && alerts.len() >= 6);
     let texts = panels.iter().map(|(_, text)| text).chain(alerts.values());
+    let texts = texts.chain([&scaling]);
     let mut seen = BTreeSet::new();
     for text in texts {
         let uses = used(text);
@@ -205,7 +214,9 @@ fn expressions_work_in_a_real_prometheus() {
             }
         };
         let queries = async {
-            for (title, expression) in panels() {
+            let scaling = scaling().replace("chat", "streams");
+            let panels = panels().into_iter().chain([("scaling".to_owned(), scaling)]);
+            for (title, expression) in panels {
                 let series = prometheus.until(&plain(&expression)).await;
                 println!("{title}: {} series", series.len());
             }

@@ -235,8 +235,9 @@ impl Scope {
 
     /// Sets the cost of a request at a rate. Default: 1.
     ///
-    /// A request that costs 0 is free. A request whose cost exceeds the rate's burst could never be admitted: it is refused
-    /// with 400 ([`RefusalKind::InvalidCost`](crate::layer::RefusalKind::InvalidCost)), unless [`clamp_cost`](Self::clamp_cost) is
+    /// A request that costs 0 is free, and is admitted even if the rate is in debt: leave the cost at 1 if a debt should hold
+    /// it back. A request whose cost exceeds the rate's burst could never be admitted: it is refused with 400
+    /// ([`RefusalKind::InvalidCost`](crate::layer::RefusalKind::InvalidCost)), unless [`clamp_cost`](Self::clamp_cost) is
     /// set. The cost does not affect slots: see [`weight_by`](Self::weight_by).
     ///
     /// For a cost that is known only later, such as the tokens of a language model, see [`Budget::spend`](crate::Budget::spend).

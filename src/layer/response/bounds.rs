@@ -48,7 +48,8 @@ impl LimitLayer {
     /// next frame. A server does not ask while its connection is full, so the bound ends the slots of clients that stopped
     /// reading without disconnecting. Time in which the server waits for the service does not count, however long the
     /// service takes: see [`max_hold`](Self::max_hold). A slow reader needs some time to empty the buffers on the way: a
-    /// few seconds are too short.
+    /// few seconds are too short. Small keep-alives always fit into the buffers, so the bound does not notice
+    /// a dead network.
     ///
     /// The bound ends with the response, and does not apply to a [`Hold`](crate::layer::Hold) that outlives it.
     ///
