@@ -1,7 +1,9 @@
 //! The semaphores that ours grew out of: the semaphores of Redis in Action, and tokens in a list.
 
+#[path = "../../src/ledger/layout.rs"]
+#[allow(dead_code)]
+mod layout;
 #[path = "../../src/ledger/script/mod.rs"]
-#[allow(dead_code)] // Only the library also encodes refunds and claims.
 mod script;
 
 use std::sync::atomic::{AtomicU64, Ordering};

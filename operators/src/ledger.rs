@@ -8,20 +8,12 @@ use tower_turnstile::{
     operate::TenantDigest,
     operate::seam::{
         ControlConnection, Names, StoreError,
-        layout::{ALIVE, ID_CHARS, RAMP_MS, REPLICA_CHARS},
+        layout::{ALIVE, ID_CHARS, IDLE, KEEPING, PAUSE, RAMP_MS, REPLICA_CHARS, SHARES},
     },
 };
 
 /// Maximum number of members read at once.
 const MAX_MEMBERS: u32 = 2_000;
-/// The end of the holders' scores.
-const HOLDING_END: &str = "(2251799813685248";
-/// The end of the scores of heartbeats and of the pause.
-const ALIVE_END: &str = "(4503599627370496";
-/// What is added to the payments of tenants that do not wait, and subtracted from virtual time.
-const IDLE: f64 = ALIVE as f64;
-/// The member whose score is the end of a pause and its ramp, with a half once an operator has ended it.
-const PAUSE: &[u8] = b"!";
 
 /// Holders and waiters of a key.
 pub(super) struct LedgerLook {
@@ -42,10 +34,14 @@ pub(super) async fn read(
     let waiting = count(control, ledger, "-inf", "(0").await?;
     // From here on the connection leads to the ledger's node.
     let now_ms = control.time_ms().await?;
-    let in_use = count(control, ledger, &now_ms.to_string(), HOLDING_END).await?;
+    let in_use = count(control, ledger, &now_ms.to_string(), &end(ALIVE)).await?;
     let mut range = holding(ledger.as_bytes(), now_ms);
     let holders = control.run(range.arg("WITHSCORES")).await?;
-    let mut range = some(ledger.as_bytes(), &(ALIVE + now_ms).to_string(), ALIVE_END);
+    let mut range = some(
+        ledger.as_bytes(),
+        &(ALIVE + now_ms).to_string(),
+        &end(KEEPING),
+    );
     let alive: Vec<(Vec<u8>, f64)> = control.run(range.arg("WITHSCORES")).await?;
     let is_pause = |(member, over): &(Vec<u8>, f64)| member == PAUSE && over.fract() == 0.0;
     let pause = alive.into_iter().find(is_pause);
@@ -66,7 +62,7 @@ pub(super) async fn behind_ms(
     tenants: &[TenantDigest],
 ) -> Result<Vec<Option<u64>>, StoreError> {
     let mut scores = cmd("ZMSCORE");
-    scores.arg(format!("{ledger}:shares")).arg("");
+    scores.arg(format!("{ledger}{SHARES}")).arg("");
     for tenant in tenants {
         scores.arg(tenant.to_string());
     }
@@ -79,9 +75,10 @@ pub(super) fn behind(scores: &[Option<f64>]) -> Vec<Option<u64>> {
     let Some((time, paid)) = scores.split_first() else {
         return Vec::new();
     };
+    let idle = IDLE as f64;
     let behind_ms = |paid: &Option<f64>| {
-        let time_us = (*time)? + IDLE;
-        let paid_us = paid.map_or(0.0, |paid| if paid < IDLE { paid } else { paid - IDLE });
+        let time_us = (*time)? + idle;
+        let paid_us = paid.map_or(0.0, |paid| if paid < idle { paid } else { paid - idle });
         Some((paid_us - time_us).max(0.0).div_euclid(1_000.0) as u64)
     };
     paid.iter().map(behind_ms).collect()
@@ -107,8 +104,13 @@ pub(super) async fn holders(
 }
 
 /// Reads the members of a ledger that hold slots.
+/// The end of a band, where the next one begins.
+fn end(next: u64) -> String {
+    format!("({next}")
+}
+
 fn holding(ledger: &[u8], now_ms: u64) -> Cmd {
-    some(ledger, &now_ms.to_string(), HOLDING_END)
+    some(ledger, &now_ms.to_string(), &end(ALIVE))
 }
 
 fn some(ledger: &[u8], from: &str, to: &str) -> Cmd {

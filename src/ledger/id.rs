@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::layout::{REPLICA_CHARS, SEQ_CHARS};
+use super::layout::{DIGITS, REPLICA_CHARS, SEQ_CHARS, TENANT_CHARS};
 use crate::{key::Key, ranges::MAX_WEIGHT};
 
 /// Names a replica's permit: the low bits are its number, below 2^54 and never reused, and the six bits above are its
@@ -48,14 +48,10 @@ pub(crate) struct MemberId {
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TenantId(u64);
 
-/// Six bits per character, in ASCII order.
-const ALPHABET: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
-pub(crate) const TENANT_CHARS: usize = 8;
-
 /// The suffixes that turn a holder's name, its first member, into its further members: one for each unit.
 #[cfg(any(test, feature = "redis"))]
 pub(crate) fn more_members(seq: Seq) -> impl Iterator<Item = u8> {
-    (1..weight_of(seq) as usize).map(|unit| ALPHABET[unit])
+    (1..weight_of(seq) as usize).map(|unit| DIGITS[unit])
 }
 
 impl ReplicaId {
@@ -159,13 +155,13 @@ pub(crate) fn parse_seq(text: &[u8]) -> Option<Seq> {
 /// Parses the output of [`encode`].
 fn digits(text: &[u8]) -> Option<u128> {
     text.iter().try_fold(0, |bits, character| {
-        let digit = ALPHABET.binary_search(character).ok()?;
+        let digit = DIGITS.binary_search(character).ok()?;
         Some(bits << 6 | digit as u128)
     })
 }
 
 fn encode<const CHARS: usize>(bits: u128) -> [u8; CHARS] {
-    std::array::from_fn(|at| ALPHABET[(bits >> (6 * (CHARS - 1 - at))) as usize & 63])
+    std::array::from_fn(|at| DIGITS[(bits >> (6 * (CHARS - 1 - at))) as usize & 63])
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Batch, BatchReply, Call, Charge, Claim, ClaimReply, ClaimedLedger, Exchange, Generation,
-    GenerationQuery, Ledger, Published, RateState, ReplicaId, Reply, Stock, machine::SWEEP_BUDGET,
+    GenerationQuery, Ledger, Published, RateState, ReplicaId, Reply, SWEEP_BUDGET, Stock,
 };
 
 /// Ledgers and rate states by key.

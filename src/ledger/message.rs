@@ -10,12 +10,6 @@ use super::{
 /// Maximum number of units of one ledger's permits in an exchange: Lua limits how many values `unpack` returns.
 pub(crate) const MAX_PERMITS: u32 = 3_900;
 
-/// Maximum number of waiters of a ledger that learn their places in one exchange.
-pub(crate) const MAX_PLACES: usize = 64;
-
-/// How long a replica may keep freed slots unless they are recalled.
-pub(crate) const RIGHT_MS: u64 = 100;
-
 /// All operations that one replica sends to the store in one script call: a batch for each of its ledgers, then refunds
 /// and claims.
 #[derive(Clone, Debug)]

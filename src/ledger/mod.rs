@@ -64,21 +64,23 @@ pub(crate) use id::number_of;
 pub(crate) use id::{MemberId, ReplicaId, Seq, TenantId, weighing, weight_of};
 #[cfg(feature = "redis")]
 pub(crate) use id::{more_members, parse_seq, seq_text};
-pub(crate) use layout::{ID_CHARS, SEQ_CHARS};
+#[cfg(any(test, feature = "redis"))]
+pub(crate) use layout::FIRST_TICKET;
+pub(crate) use layout::{
+    ID_CHARS, MAX_LEASE_MS, RAMP_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET, WAIT_FOREVER_US, ramped,
+};
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};
-#[cfg(any(test, feature = "redis"))]
-pub(crate) use machine::queue::FIRST_TICKET;
 pub(crate) use machine::{
-    Call, Ledger, MAX_LEASE_MS, Operation, SWEEP_BUDGET,
+    Call, Ledger, Operation,
     claims::{ClaimedLedger, Stock},
 };
 pub(crate) use message::{
     Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Dues, Exchange, Generation,
-    GenerationQuery, LedgerError, Left, MAX_PERMITS, MAX_PLACES, Payer, Promotion, Published,
-    RIGHT_MS, Refund, Reply, Report, Reuse, Standing, Wake, Want,
+    GenerationQuery, LedgerError, Left, MAX_PERMITS, Payer, Promotion, Published, Refund, Reply,
+    Report, Reuse, Standing, Wake, Want,
 };
-pub(crate) use ramp::{RAMP_MS, next_rise_ms, ramped};
-pub(crate) use rate::{Charged, Rate, RateState, Tat, WAIT_FOREVER_US};
+pub(crate) use ramp::next_rise_ms;
+pub(crate) use rate::{Charged, Rate, RateState, Tat};
 #[cfg(feature = "redis")]
 pub(crate) use script::{EXCHANGE_LUA, HELLO_LUA};

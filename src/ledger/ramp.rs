@@ -2,14 +2,7 @@
 
 use std::cmp::{max, min};
 
-/// Time after a pause in which the limit rises from 0 to its value.
-pub const RAMP_MS: u64 = 5_000;
-
-/// The limit in force during a pause and its ramp.
-pub fn ramped(limit: u32, end_ms: u64, now_ms: u64) -> u32 {
-    let elapsed_ms = min(now_ms.saturating_sub(end_ms), RAMP_MS);
-    (u64::from(limit) * elapsed_ms).div_ceil(RAMP_MS) as u32
-}
+use super::layout::{RAMP_MS, ramped};
 
 /// Time after the end of a pause at which the limit in force exceeds what is in use and its value after `elapsed_ms`.
 pub(crate) fn next_rise_ms(limit: u32, in_use: u32, elapsed_ms: u64) -> u64 {

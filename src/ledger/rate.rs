@@ -51,18 +51,11 @@ use std::{
     time::Duration,
 };
 
-use crate::ranges::{MAX_LIMIT, MAX_WAIT};
+use super::layout::{MAX_EXACT, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US};
+use crate::ranges::MAX_LIMIT;
 
-/// Maximum product of two numbers: exact in the script's floating-point numbers, with room for sums.
-pub(super) const MAX_EXACT: u64 = 1 << 52;
-/// Maximum time from now to a reserved start.
-pub(super) const MAX_WAIT_US: u64 = MAX_WAIT.as_micros() as u64;
-/// A wait that no rate refuses: the cost is charged even if nothing remains.
-pub(crate) const WAIT_FOREVER_US: u64 = MAX_EXACT;
 /// Maximum burst.
 pub(super) const MAX_BURST: u32 = MAX_LIMIT;
-/// Fractions of a unit in which rounding by conversions is recorded.
-pub(super) const ROUNDING_PARTS: u64 = 1 << 36;
 
 /// `count` starts per `period_us`, in lowest terms, and up to `burst` at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

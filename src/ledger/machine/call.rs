@@ -2,13 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::ledger::{Batch, Exchange, MemberId, Published, ReplicaId, Seq, Wake};
-
-/// Maximum lease. A later deadline was set before the store's clock was stepped back.
-pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
-/// Maximum number of units expired or promoted, and of dead waiters evicted, in one exchange over all its ledgers. The
-/// last permit may exceed this number, because no permit is expired in part.
-pub(crate) const SWEEP_BUDGET: u32 = 1_000;
+use crate::ledger::{
+    Batch, Exchange, MAX_LEASE_MS, MemberId, Published, ReplicaId, SWEEP_BUDGET, Seq, Wake,
+};
 
 /// State of one exchange while it runs.
 #[derive(Debug)]

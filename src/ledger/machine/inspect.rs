@@ -4,14 +4,18 @@
 use std::collections::BTreeMap;
 
 #[cfg(test)]
-use super::{Heartbeat, Pause, queue::FIRST_TICKET, shares::Lined};
+use super::{Heartbeat, Pause, shares::Lined};
 use super::{
     Ledger, Waiter,
     shares::{Shares, TenantState},
 };
 use crate::ledger::{MemberId, ReplicaId, TenantId};
 #[cfg(test)]
-use crate::ledger::{Payer, RAMP_MS, id::more_members};
+use crate::ledger::{
+    Payer,
+    id::more_members,
+    layout::{ALIVE, FIRST_TICKET, IDLE, KEEPING, RAMP_MS},
+};
 
 impl Ledger {
     /// Whether each permit has one place, the unit count matches the holders, and each line its tenant.
@@ -99,8 +103,6 @@ impl Ledger {
 
     /// Members and scores of the equivalent sorted set in Redis, in order.
     pub(in crate::ledger) fn content(&self) -> Vec<(String, f64)> {
-        const ALIVE: u64 = 1 << 51;
-        const KEEPING: u64 = 1 << 52;
         let waiters = self.queue.iter().map(|(&ticket, waiter)| {
             let half = if waiter.was_passed { 0.5 } else { 0.0 };
             (waiter.id.text(), ticket as f64 + half)
@@ -147,7 +149,6 @@ impl Ledger {
         let Some(shares) = &self.shares else {
             return Default::default();
         };
-        const IDLE: u64 = 1 << 51;
         let time = (String::new(), shares.time_us as f64 - IDLE as f64);
         let waiting = shares.waiting.iter();
         let waiting = waiting.map(|(paid_us, tenant)| (text(tenant), *paid_us as f64));

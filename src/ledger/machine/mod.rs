@@ -22,7 +22,7 @@ use std::{
     collections::BTreeMap,
 };
 
-pub(crate) use self::call::{Call, MAX_LEASE_MS, SWEEP_BUDGET};
+pub(crate) use self::call::Call;
 use self::shares::Shares;
 use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing, ramped};
 use crate::small_map::SmallMap;
@@ -275,8 +275,9 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use super::{queue::FIRST_TICKET, *};
+    use super::*;
     use crate::ledger::Exchange;
+    use crate::ledger::layout::FIRST_TICKET;
 
     #[test]
     fn works_while_time_stands_still() {

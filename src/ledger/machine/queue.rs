@@ -3,18 +3,13 @@
 use std::cmp::{max, min};
 
 use super::{
-    Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter,
+    Call, Heartbeat, Ledger, Place, Waiter,
     shares::{InTurn, Lined, Passed},
 };
-use crate::ledger::{Ask, Batch, MAX_PLACES, MemberId, Promotion, ReplicaId, Standing};
-
-/// A ticket is this constant plus the time of enqueueing in us: negative until the year 2112.
-pub(crate) const FIRST_TICKET: i64 = -(1 << 52);
-
-/// Maximum number of waiters of one ledger that one exchange passes over.
-pub(crate) const MAX_PASSED: usize = 1_000;
-/// Number of waiters at the head of the queue that are searched for the first one never passed over.
-pub(crate) const MAX_SEARCHED: usize = 64;
+use crate::ledger::{
+    Ask, Batch, MemberId, Promotion, ReplicaId, Standing,
+    layout::{FIRST_TICKET, MAX_LEASE_MS, MAX_PASSED, MAX_PLACES, MAX_SEARCHED},
+};
 
 /// Whether a replica's waiters can be granted slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

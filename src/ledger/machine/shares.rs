@@ -19,18 +19,10 @@ use std::{
 };
 
 use super::Call;
-use crate::ledger::{Dues, Left, MemberId, Payer, Report, TenantId};
-
-/// How far a tenant's payments may be ahead of virtual time, unless a single permit has cost more: nobody is locked out
-/// for longer.
-pub(in crate::ledger) const MAX_DEBT_US: u64 = 600_000_000;
-/// How far refunds may bring a tenant's payments behind virtual time. A refund may be for a prepayment that was never
-/// charged, as of a grant by an older replica.
-pub(in crate::ledger) const MAX_CREDIT_US: u64 = 60_000_000;
-/// The end of virtual time, within the scores of a sorted set. Reached only if prepayments stay unsettled for years.
-pub(in crate::ledger) const LAST_US: u64 = 1 << 50;
-/// A newcomer is refused if its tenant has this many times as many waiters as the queue has free places.
-pub(in crate::ledger) const CROWD: usize = 4;
+use crate::ledger::{
+    Dues, Left, MemberId, Payer, Report, TenantId,
+    layout::{LAST_US, MAX_CREDIT_US, MAX_DEBT_US},
+};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {

@@ -1,10 +1,7 @@
 //! Tenants of a fair ledger: their charges, and the lines of their waiters. The rule is in `shares.rs`.
 
-use super::{
-    Call, Ledger, Place,
-    shares::{CROWD, Lined},
-};
-use crate::ledger::{Ask, Batch, MemberId, TenantId};
+use super::{Call, Ledger, Place, shares::Lined};
+use crate::ledger::{Ask, Batch, MemberId, TenantId, layout::CROWD};
 
 impl Ledger {
     /// Charges tenants for the time they hold slots, and removes waiters that leave from their lines. `released`: number

@@ -1,13 +1,6 @@
 
 -- The long way of claims: slots, places in the queues, and refusals.
 
-local ABSENT = 0
-local FULL = 1
-local QUEUE_FULL = 2
-local CLAIM_ARGS = 3
-local CHARGE_ARGS = 7
-local ASK_ARGS = 3
-local PAYER_BYTES = 24
 
 -- Moves a permit, just enqueued at the end with `ticket`, to its claim's place: the lowest free ticket from the claim's
 -- first ticket on. Slots may have been granted past that place, so the permit is marked as passed over, unless a waiter
@@ -46,10 +39,6 @@ end
 -- Takes slots up to the first ledger where the claim must wait, or none at all. Returns the standings, and whether the
 -- claim was refused.
 local function take_slots(ask, asks, first_ticket)
-  local WAIT = '1'
-  local IF_FREE = '2'
-  local WEIGHT_AT = 17
-  local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
   local standings, slots = fill(asks, ABSENT), {}
   for i = 1, asks do
     local ledger, want, id = ledgers[tonumber(ARGV[ask])], ARGV[ask + 1], ARGV[ask + 2]

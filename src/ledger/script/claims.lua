@@ -15,8 +15,6 @@ if refund_count + claim_count > 0 then
 
   -- `take` takes the slots. All steps that can fail precede the first change.
   local function claim(first_charge, charges, first_ask, asks, first_ticket, take)
-    local ABSENT = 0
-    local CHARGE_ARGS = 7
     local answer, standings = {}, nil
     local quotes, refused, later = {}, false, false
     for i = 1, charges do
@@ -49,9 +47,6 @@ if refund_count + claim_count > 0 then
 
   -- `take` takes the slots of a claim; `failures` are the errors of claims whose ledgers failed.
   function run_claims(take, failures)
-    local CLAIM_ARGS = 3
-    local CHARGE_ARGS = 7
-    local ASK_ARGS = 3
     local first = first_claim
     for i = 1, claim_count do
       local charges, asks, first_ticket = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
@@ -77,11 +72,7 @@ if refund_count + claim_count > 0 then
   end
 
   -- The short way, if there is a slot for every ask.
-  local CLAIM_ARGS = 3
-  local CHARGE_ARGS = 7
-  local ASK_ARGS = 3
   if not is_long then
-    local RECORD_BYTES = 56
     local asked, first = {}, first_claim -- the number of asks by the index of their ledger
     for _ = 1, claim_count do
       local ask = first + CLAIM_ARGS + CHARGE_ARGS * ARGV[first]
@@ -101,7 +92,6 @@ if refund_count + claim_count > 0 then
     local entering = {} -- the arguments of ZADD by the index of their ledger
 
     local function take(ask, asks)
-      local ASK_ARGS = 3
       local standings = {}
       for i = 1, asks do
         local index = tonumber(ARGV[ask])

@@ -1,10 +1,6 @@
 
 -- The steps after the claims: `heartbeat`, `recall`, `keep`. The reply shows the ledger's final state.
 local function close(ledger)
-  local ALIVE = 2251799813685248
-  local KEEPING = 4503599627370496
-  local MAX_LEASE_MS = 3600000
-  local RIGHT_MS = 100
   local key, in_use, waiting, reuse, reply = ledger.key, ledger.in_use, ledger.waiting, ledger.reuse, ledger.reply
   local pause_end_ms = ledger.pause_end_ms
   -- `heartbeat`: only a queue needs it. Long-ended heartbeats are removed when a new one is added, so that they cannot
@@ -52,7 +48,6 @@ local function close(ledger)
   if waiting > 0 then
     local head = ledger.head or score_at(key, '0')
     if head % 1 ~= 0 then -- the head was passed over
-      local MAX_SEARCHED = 64
       for i, score in ipairs(call('ZRANGE', key, '0', MAX_SEARCHED - 1, 'WITHSCORES')) do
         head = i % 2 == 0 and tonumber(score) or head
         if head % 1 == 0 then

@@ -46,8 +46,8 @@
 --
 -- ARGV
 -- ====
--- A RECORD is seven packed numbers. Capitalized names are the constants below: the number of arguments for each
--- element.
+-- A RECORD is seven packed numbers. Names in capitals are constants of layout.rs, whose values script/mod.rs puts in: the number of
+-- arguments for each element.
 --
 --   ARGV[1]  of the exchange      RECORD: lease_ms, respond_ms, waiter_ttl_ms, not_after_us,
 --                                         numbers of ledgers, refunds and claims
@@ -125,18 +125,8 @@
 -- `acquire`. It suffices if the other steps would change nothing: the queue is empty, no lease has ended, there
 -- is no pause, and every newcomer weighs one unit and gets a slot. Otherwise the long way, all steps as in machine/, takes
 -- over after `release`; its steps are functions only if two places call them. Claims have a short way as well (claims.lua).
--- Functions define their constants as locals, which cost less than captured variables, so some constants occur twice.
 --
 -- Numbers are slow to pass to a command, so a number that is passed often is converted to text once.
-
-local RECORD = '<ddddddd'
-local REPLICA_CHARS = 16
-local LAST_DEADLINE = '2251799813685247'
-local MAX_LEASE_MS = 3600000
--- Redis stores a small set as a list, which becomes slow as it grows. Adding a member with a name too long for a list
--- converts the set to a skip list permanently, so the member itself can be removed.
-local LIST_SIZE = 24
-local LONG_NAME = '.................................................................'
 
 local call = redis.call
 

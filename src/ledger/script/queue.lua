@@ -2,12 +2,10 @@
 -- The long way begins here: helpers shared by its steps, and `admit`, which gives newcomers a slot or a place in the
 -- queue.
 
-local SWEEP_BUDGET = 1000
-
 local sub = string.sub
 local replica, wake_channel = sub(packed, -REPLICA_CHARS), sub(packed, record, -REPLICA_CHARS - 1)
 local promoted_end_ms = now_ms + math.min(respond_ms, lease_ms)
-local oldest = 2251799813685248 + now_ms - waiter_ttl_ms -- ALIVE: an older heartbeat is that of a dead replica
+local oldest = ALIVE + now_ms - waiter_ttl_ms -- an older heartbeat is that of a dead replica
 local budget = SWEEP_BUDGET
 
 -- Faster than `%.0f` or `..`. In two parts, because `%d` has only 32 bits in some servers.
@@ -25,7 +23,6 @@ local function push(list, score, id, weight)
   local size = #list
   list[size + 1], list[size + 2] = score, id
   if weight and weight > 1 then
-    local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
     for unit = 2, weight do
       list[size + 2 * unit - 1], list[size + 2 * unit] = score, id .. string.sub(DIGITS, unit, unit)
     end
@@ -56,7 +53,6 @@ end
 
 -- Writes the admitted permits, and the replica's heartbeat if given. Returns whether the heartbeat is new.
 local function enter(ledger, heartbeat)
-  local LIST_SIZE = 24
   local key, list, size = ledger.key, ledger.entering, ledger.in_use + ledger.waiting
   local before = size - #list / 2
   if heartbeat then
@@ -64,14 +60,12 @@ local function enter(ledger, heartbeat)
   end
   local added = on_all('ZADD', key, list)
   if size >= LIST_SIZE and before < LIST_SIZE then
-    local LONG_NAME = '.................................................................'
     call('ZADD', key, '0', LONG_NAME)
     call('ZREM', key, LONG_NAME)
   end
   ledger.entering = {}
   local fair = ledger.fair
   if fair then
-    local IDLE = 2251799813685248
     local scores, tenants = fair.scores, nil
     if fair.entering then
       call('ZADD', fair.lines, unpack(fair.entering))
@@ -98,12 +92,6 @@ end
 
 -- Returns the standing of a newcomer. `enter` writes its slot or place. `payer`: only in a fair ledger.
 local function admit(ledger, id, waits, payer)
-  local FULL = 1
-  local QUEUE_FULL = 2
-  local ALIVE = 2251799813685248
-  local REPLICA_CHARS = 16
-  local WEIGHT_AT = 17
-  local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
   local waiting, in_use, limit = ledger.waiting, ledger.in_use, ledger.limit
   local weight = ledger.heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
   local fits = limit > 0 and in_use + (in_use > 0 and weight or math.min(weight, ledger.most)) <= limit
@@ -143,8 +131,6 @@ local function admit(ledger, id, waits, payer)
   local places, line = ledger.max_waiters - waiting, 0
   if payer and places > 0 then
     -- The waiters of one tenant leave free places to others.
-    local CROWD = 4
-    local TENANT_CHARS = 8
     places = CROWD * places
     if waiting >= places then
       local fair = ledger.fair
@@ -165,7 +151,6 @@ local function admit(ledger, id, waits, payer)
   -- Tickets never decrease, so a ticket below the head's is known to have left the queue.
   local ticket, text = ledger.ticket and ledger.ticket + 1, nil
   if not ticket then
-    local FIRST_TICKET = -4503599627370496 -- -2^52: with the time in us added, negative until the year 2112
     ticket = FIRST_TICKET + now_us
     text = '-' .. text_of(-ticket)
     if waiting > 0 and call('ZCOUNT', ledger.key, text, '-1') > 0 then

@@ -19,7 +19,6 @@ if refund_count + claim_count > 0 then
 
   -- a * m / d, rounded down, and the remainder: for a up to 2^53, and m and d below 2^37.
   local function divided(a, m, d)
-    local MAX_EXACT = 4503599627370496
     local quotient, rem = 0, a * m
     if rem <= MAX_EXACT then
       return (rem - rem % d) / d, rem % d
@@ -35,7 +34,6 @@ if refund_count + claim_count > 0 then
 
   -- The state of a rate, unless the bucket is empty. If its recorded rate is unusable, the state has no count.
   local function stored(index)
-    local MAX_EXACT = 4503599627370496
     if tats[index] == nil then
       local text = call('GET', KEYS[index])
       local us, rem, rate, charged, since_us = string.match(text or '', '^(%d+) (%d+) (%S+) (%d+) (%d+)$')
@@ -67,7 +65,6 @@ if refund_count + claim_count > 0 then
 
   -- Whether a bucket is empty later than its rate can remember with this burst, and the latest such time.
   local function is_forgotten(tat, burst)
-    local MAX_WAIT_US = 86400000000
     local us, rem = divided(burst, tat.period_us, tat.count)
     us = us + now_us + MAX_WAIT_US
     return tat.us > us or tat.us == us and tat.rem > rem, us, rem
@@ -85,7 +82,6 @@ if refund_count + claim_count > 0 then
 
   -- The state converted to this rate; nil if the bucket is empty.
   local function read(index, count, period_us, burst)
-    local ROUNDING_PARTS = 68719476736
     local tat = stored(index)
     if not tat then
       return nil
@@ -168,8 +164,6 @@ if refund_count + claim_count > 0 then
 
   -- The state after a charge, and when the request may start. Charges nothing yet.
   function quote(first)
-    local MAX_EXACT = 4503599627370496
-    local WAIT_FOREVER_US = 4503599627370496
     local index, count, period_us = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
     local burst, cost = tonumber(ARGV[first + 3]), tonumber(ARGV[first + 4])
     local shadow = ARGV[first + 6] == '1'
@@ -214,7 +208,6 @@ if refund_count + claim_count > 0 then
 
   -- Begins with the states that are stored.
   function run_refunds()
-    local REFUND_ARGS = 5
     tats, changed = {}, {}
     for i = 0, refund_count - 1 do
       -- By pcall: the next charge to this key reports its error.
@@ -229,7 +222,6 @@ if refund_count + claim_count > 0 then
 
   function write_rates()
     -- The server counts from a time slightly earlier than ours, and rounds.
-    local TTL_SPARE_MS = 2
     for index in pairs(changed) do
       local tat = tats[index]
       local text = '%.0f %.0f %.0f/%.0f/%.0f/%.0f/%.0f/%.0f/%.0f %.0f %.0f'

@@ -10,7 +10,6 @@ local function functions_of_shares()
 
   -- Reads virtual time, and the next `count` of the tenants that wait.
   function shares.read(fair, count)
-    local IDLE = 2251799813685248
     local scores, rank, waiting = fair.scores, fair.rank, fair.waiting
     if rank == 0 then
       count = count + 1
@@ -36,9 +35,6 @@ local function functions_of_shares()
 
   -- Charges a tenant, or refunds it.
   function shares.pay(fair, name, us, most_us)
-    local IDLE = 2251799813685248
-    local MAX_DEBT_US = 600000000
-    local MAX_CREDIT_US = 60000000
     local score = fair.scores[name]
     local base = score >= IDLE and IDLE or 0
     if us < 0 then
@@ -65,12 +61,6 @@ local function functions_of_shares()
 
   -- `settle`. `free`: slots for waiters.
   function shares.settle(fair, removed, acquires, free)
-    local PAYER_BYTES = 24
-    local REPORT_BYTES = 24
-    local PLACE_CHARS = 66
-    local TENANT_CHARS = 8
-    local IDLE = 2251799813685248
-    local DUES_HEAD = 32
     local text = fair.text
     local settled_units, left, reports, settled = struct.unpack('<dddd', text)
     local from = DUES_HEAD + PAYER_BYTES * acquires + 1
@@ -108,11 +98,6 @@ local function functions_of_shares()
 
   -- A newcomer joins the line of its tenant. `number_waiting`: with this one.
   function shares.join(fair, payer, id, ticket, number_waiting)
-    local TENANT_CHARS = 8
-    local PAYER_BYTES = 24
-    local FIRST_TICKET = -4503599627370496
-    local LAST_US = 1125899906842624
-    local IDLE = 2251799813685248
     local text, scores, entering = fair.text, fair.scores, fair.entering or {}
     local name, cost = string.sub(text, payer, payer + TENANT_CHARS - 1), string.sub(text, payer + TENANT_CHARS, payer + PAYER_BYTES - 1)
     local size, place = #entering, ticket - FIRST_TICKET

@@ -1,6 +1,5 @@
 
 -- A late exchange does nothing: meanwhile its replica may have admitted others in place of the permits that it releases.
-local LATE = 2
 if now_us > not_after_us then
   return { now_us, LATE }
 end
@@ -84,6 +83,5 @@ end
 if not is_long and refund_count + claim_count == 0 then
   return replies
 end
-local REFUND_ARGS = 5
 local first_refund = arg + dues_count
 local first_claim = first_refund + REFUND_ARGS * refund_count

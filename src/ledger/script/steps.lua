@@ -2,19 +2,6 @@
 -- The steps after `release`. If the exchange has no claims, the steps after the claims follow directly. At first the
 -- queue is assumed to be empty.
 local function run(ledger, early, size, removed, first, renews, adopts, acquires, waits)
-  local ABSENT = 0
-  local LEDGER_REPLY = 4
-  local ALIVE = 2251799813685248
-  local LAST_DEADLINE = '2251799813685247'
-  local MAX_LEASE_MS = 3600000
-  local RAMP_MS = 5000
-  local REPLICA_CHARS = 16
-  local WEIGHT_AT = 17
-  local UNIT_AT = 27
-  local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
-  local MAX_PLACES = 64
-  local DUES_HEAD = 32
-  local PAYER_BYTES = 24
   local key, limit, heavy, reply = ledger.key, ledger.limit, ledger.heavy, ledger.reply
   local latest_end_ms = now_ms + MAX_LEASE_MS
   -- Until they are counted: holders whose lease lasts beyond this second (`lasting`); `early` are all other holders, and waiters.
@@ -29,7 +16,6 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
   -- operator has ended is marked by a half, and stays for as long as it was to last, for replicas that ask whether it goes
   -- on: they would repeat a pause that the store has lost.
   if ledger.pause > 0 or in_use + waiting < size then -- a member that neither holds nor waits may be a pause
-    local PAUSE = '!'
     local before = tonumber(call('ZSCORE', key, PAUSE)) or 0
     local earliest, latest = ALIVE + now_ms + RAMP_MS, ALIVE + latest_end_ms + RAMP_MS
     local ended = before % 1
@@ -131,8 +117,6 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
   --
   -- A waiter that needs more units than are free blocks the queue behind it, because it would otherwise starve. A
   -- permit heavier than the limit, which was lowered in the meantime, enters alone, once the ramp after a pause is over.
-  local MAX_PASSED = 1000
-  local LIGHT = 45 -- '-'
   local alive, subscribers, promoted, promotions, passed, window = nil, nil, nil, 0, 0, limit - in_use
   local until_text, blocked, was_full = nil, false, window <= 0
   if window > 0 and waiting > 0 then
@@ -154,7 +138,6 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
     local ids, tenant, entry, place = nil, nil, nil, nil
     while in_line and not entry and budget > 0 do
       -- The tenant that has paid for the least, and the first in its line.
-      local IDLE = 2251799813685248
       local scores, names, paid = fair.scores, fair.waiting, nil
       tenant = nil
       for i = 1, #names do
@@ -180,8 +163,6 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
       end
     end
     if entry then
-      local PERMIT_AT = 25
-      local COST_AT = 51
       ids = { sub(entry, PERMIT_AT, COST_AT - 1) }
     elseif in_line then
       replies[2] = 1
@@ -248,9 +229,6 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
         in_use, promotions, budget = in_use + weight, promotions + weight, budget - weight
         push(list, until_text, id, weight)
         if entry then
-          local COST_AT = 51
-          local LAST_US = 1125899906842624
-          local IDLE = 2251799813685248
           local cost_us = tonumber(sub(entry, COST_AT))
           gone[#gone + 1] = entry
           fair.time = math.max(fair.time, fair.scores[tenant])
@@ -376,7 +354,7 @@ for i = 1, ledger_count do
     if is_fair then
       shares = shares or functions_of_shares()
       ledger.fair = { -- preallocated
-        lines = KEYS[i] .. ':lines', shares = KEYS[i] .. ':shares', text = has_text and ARGV[dues],
+        lines = KEYS[i] .. LINES, shares = KEYS[i] .. SHARES, text = has_text and ARGV[dues],
         -- Payments of tenants, and the names whose payment has changed; the virtual time up to which tenants without waiters
         -- are forgotten; new entries of lines; whether payments begin anew.
         scores = {}, changed = {}, forgets = nil, entering = nil, began = nil,

@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use crate::{
     ledger::{
         Charged, Rate, RateState, Tat, WAIT_FOREVER_US,
-        rate::{MAX_BURST, MAX_EXACT, MAX_WAIT_US},
+        layout::{MAX_EXACT, MAX_WAIT_US},
+        rate::MAX_BURST,
     },
     limit::{MAX_LIMIT, MAX_WAIT},
 };

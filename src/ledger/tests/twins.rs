@@ -16,7 +16,9 @@ use crate::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Dues,
         EXCHANGE_LUA, Exchange, Ledger, Ledgers, Left, MAX_LEASE_MS, Payer, Published, RAMP_MS,
         RIGHT_MS, Rate, Refund, ReplicaId, Reply, Report, Reuse, SWEEP_BUDGET, Seq, Standing,
-        TenantId, WAIT_FOREVER_US, Wake, Want, machine::queue::FIRST_TICKET, number_of, weighing,
+        TenantId, WAIT_FOREVER_US, Wake, Want,
+        layout::{FIRST_TICKET, TTL_SPARE_MS as SPARE_MS},
+        number_of, weighing,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_lost, decode_wake, encode},
@@ -242,12 +244,9 @@ impl Script {
             lost: Vec::new(),
             digest: String::new(),
         };
-        let new = format!("local SWEEP_BUDGET = {budget}\n");
-        script.load(&replace_once(
-            EXCHANGE_LUA,
-            "local SWEEP_BUDGET = 1000\n",
-            &new,
-        ));
+        let budget_of = |units: u32| format!("local budget = {units}\n");
+        let (whole, small) = (budget_of(SWEEP_BUDGET), budget_of(budget));
+        script.load(&replace_once(EXCHANGE_LUA, &whole, &small));
         script
     }
 
@@ -261,8 +260,8 @@ impl Script {
         // Keys of rates expire by the test's clock: see `content`.
         text = replace_once(
             &text,
-            "local TTL_SPARE_MS = 2\n",
-            &format!("local TTL_SPARE_MS = {TTL_SPARE_MS}\n"),
+            &format!("/ 1000) + {SPARE_MS}\n"),
+            &format!("/ 1000) + {TTL_SPARE_MS}\n"),
         );
         self.digest = self.query("SCRIPT", &["LOAD", &text]);
     }

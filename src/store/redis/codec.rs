@@ -13,12 +13,12 @@ use crate::{
     ledger::{
         Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Dues, Exchange,
         FIRST_TICKET, Generation, ID_CHARS, LedgerError, Left, Payer, Promotion, Refund, Reply,
-        Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want, more_members, parse_seq,
-        script::{
+        Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want,
+        layout::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, DUES_NUMBERS, FULL, IF_FREE,
-            LATE, LEDGER_REPLY, NOW, QUEUE_FULL, RECORD, REFUND_ARGS, WAIT,
+            LATE, LEDGER_REPLY, NOW, QUEUE_FULL, RECORD_NUMBERS, REFUND_ARGS, WAIT,
         },
-        seq_text, weight_of,
+        more_members, parse_seq, seq_text, weight_of,
     },
     store::StoreError,
 };
@@ -115,7 +115,7 @@ pub(crate) fn encode(
 /// Packs the first argument: a record of the exchange, a record of each batch, and all strings.
 fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) -> Vec<u8> {
     let acquires = exchange.batches.iter().map(|batch| batch.acquire.len());
-    let records = size_of::<[f64; RECORD]>() * (1 + exchange.batches.len());
+    let records = size_of::<[f64; RECORD_NUMBERS]>() * (1 + exchange.batches.len());
     let size = records + acquires.sum::<usize>() + wake_prefix.len() + replica.len();
     let mut packed = Vec::with_capacity(size);
     pack(
@@ -151,7 +151,7 @@ fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) 
     packed
 }
 
-fn pack(packed: &mut Vec<u8>, record: [u64; RECORD]) {
+fn pack(packed: &mut Vec<u8>, record: [u64; RECORD_NUMBERS]) {
     for number in record {
         packed.extend((number as f64).to_le_bytes());
     }

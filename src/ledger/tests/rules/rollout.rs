@@ -3,6 +3,7 @@
 use super::{acquire, acquire_now, batch, release, renew};
 use crate::ledger::{
     Batch, BatchReply, EXCHANGE_LUA, ReplicaId, Standing, Wake,
+    layout::{LIGHT, WEIGHT_AT},
     tests::twins::{A, B, LEASE_MS, RESPOND_MS, Twins, replace_once},
     weighing,
 };
@@ -26,7 +27,7 @@ struct Mixed {
 /// Without weights a waiter was one unit, and the members of a permit could be separated.
 fn script_without_weights() -> String {
     [
-        "if string.byte(id, WEIGHT_AT) ~= LIGHT then",
+        &*format!("if string.byte(id, {WEIGHT_AT}) ~= {LIGHT} then"),
         "if expired < ended then",
         "if brought_forward < far then",
     ]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::{KEY, adopt, batch, promoted, release, renew};
 use crate::ledger::{
     Ask, Batch, BatchReply, Dues, Left, Payer, Report, Seq, Standing, TenantId,
-    machine::shares::{CROWD, MAX_CREDIT_US, MAX_DEBT_US},
+    layout::{CROWD, MAX_CREDIT_US, MAX_DEBT_US},
     tests::twins::{A, B, C, HEARTBEAT_MS, LEASE_MS, RESPOND_MS, Twins},
     weighing,
 };
