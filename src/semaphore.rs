@@ -232,7 +232,8 @@ impl Semaphore {
     /// head of the queue needs more units than are free, the free units lie idle: no request passes the head, since it
     /// could otherwise wait for ever. Under load, give heavy requests a limit of their own.
     ///
-    /// See [Weights](crate::guide::keys#weights) for limits that are lowered while heavy requests wait.
+    /// If the limit is lowered below the weight of a waiting request, the request is admitted once nothing else is held, and
+    /// then alone. Under [`Fallback::Local`](crate::Fallback::Local) with fewer units the same applies.
     ///
     /// ```
     /// # use tower_turnstile::{AcquireErrorKind, Limit, Limiter};

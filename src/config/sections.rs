@@ -41,8 +41,8 @@ impl Config {
     /// The JSON Schema (draft 7) of a configuration file, for editors and for checks before a deployment.
     ///
     /// The schema covers fields, types, ranges, and the combinations of fields. Only [`from_toml`](Self::from_toml) finds
-    /// faults that need the whole file, such as unknown names of limits in routes. TOML plugins read the path of a schema
-    /// from the first line of a file: `#:schema ./turnstile.schema.json`.
+    /// faults that need the whole file, such as unknown names of limits in routes, and durations out of range. TOML plugins
+    /// read the path of a schema from the first line of a file: `#:schema ./turnstile.schema.json`.
     pub const SCHEMA: &str = include_str!("schema.json");
 
     /// Returns the number of callers with a value of their own under this limit, by their plan or an override.

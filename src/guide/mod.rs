@@ -38,7 +38,7 @@
 //! | --- | --- |
 //! | [`guarantees`] | What is promised, and where does each promise end? |
 //! | [`bounds`] | Which settings, defaults and bounds are there? |
-//! | [`how_it_works`] | How does it work, in two pages? |
+//! | [`how_it_works`] | How does it work, in short? |
 //! | [`comparison`] | What do other crates and services do? |
 //! | [`performance`] | How fast is it, and what does it cost? |
 

@@ -33,7 +33,10 @@ use crate::{error::ConfigError, limiter::Limiter};
 /// | [`refuse_with`](Self::refuse_with) | problem details in JSON ([`Refusal::to_response`]); a status for gRPC clients ([`Refusal::to_grpc_response`]) |
 /// | [`rate_limit_fields`](Self::rate_limit_fields) | none |
 ///
-/// See the [module](super) for examples, and [Keys and policies](crate::guide::keys) for its position in a stack.
+/// See the [module](super) for examples, and [Keys and policies](crate::guide::keys) for its position in a stack. To turn a
+/// limit off, use [`Mode::Off`](crate::Mode::Off). tower's `option_layer` needs the same type of response body with and
+/// without the layer: in axum, `option_layer(limit.map(|limit| (MapResponseBodyLayer::new(Body::new), limit)))`, with
+/// tower-http's `MapResponseBodyLayer`.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LimitLayer {

@@ -19,8 +19,9 @@ use super::{
 /// A service whose requests are limited. Created by a [`LimitLayer`](super::LimitLayer).
 ///
 /// The futures and response bodies of the wrapped service must be `Send + 'static`: see [where the layer
-/// goes](crate::guide::keys#where-the-layer-goes). Its response bodies must implement [`http_body::Body`]; the compiler
-/// reports other types:
+/// goes](crate::guide::keys#where-the-layer-goes). A service that stays on one thread can acquire permits from a
+/// [`Semaphore`](crate::Semaphore) instead, and keep them in its bodies. Response bodies must implement
+/// [`http_body::Body`]; the compiler reports other types:
 ///
 /// ```compile_fail,E0277
 /// use http::{Request, Response};

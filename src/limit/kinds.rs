@@ -38,7 +38,8 @@ pub enum Mode {
     #[default]
     Enforce,
     /// The limit is evaluated, counted and, by layers, logged, but admits every request, unless an operator has paused
-    /// it or the limiter is shutting down. Nobody waits for it: requests that would have queued count as refused.
+    /// it or the limiter is shutting down. Nobody waits for it: requests that would have queued count as refused. Requests
+    /// that the enforced limit would refuse as invalid (400) do not.
     ///
     /// A request that the limit would have refused or queued takes none of its slots. A slot that a request does take
     /// never ends the request: if the slot is lost, or reaches a bound of its layer

@@ -31,7 +31,7 @@ use crate::{
 /// applies, and each replica charges a rate by its own value. Within one process, two limits with the same name and different values are an error; only the wait may differ. A limit that the
 /// limiter itself returned ([`Limiter::limit`](crate::Limiter::limit),
 /// [`LiveConfig::limit`](crate::config::LiveConfig::limit), [`Semaphore::limit`](crate::Semaphore::limit)) always stands
-/// for the current values of its name. [Choosing values](crate::guide::keys#choosing-values) helps with the numbers.
+/// for the current values of its name. [What number?](crate::guide::number) helps to find one.
 ///
 /// # Rates
 ///
@@ -149,7 +149,8 @@ impl Limit {
     /// Allows `count` permits per `period` for each key, and a [burst](Self::burst) of `count` at once.
     ///
     /// The algorithm is GCRA (a leaky bucket as a meter): in any window of length `t` at most
-    /// `count x t / period + burst` permits are granted, by the store's clock, exact to the microsecond.
+    /// `count x t / period + burst` permits are granted, by the store's clock, exact to the microsecond. After the store has
+    /// lost its data, each key starts with a full burst.
     ///
     /// For a name that is a `String`, or values from a configuration, use [`Limit::try_rate`].
     ///

@@ -215,7 +215,9 @@ fn expressions_work_in_a_real_prometheus() {
         };
         let queries = async {
             let scaling = scaling().replace("chat", "streams");
-            let panels = panels().into_iter().chain([("scaling".to_owned(), scaling)]);
+            let panels = panels()
+                .into_iter()
+                .chain([("scaling".to_owned(), scaling)]);
             for (title, expression) in panels {
                 let series = prometheus.until(&plain(&expression)).await;
                 println!("{title}: {} series", series.len());

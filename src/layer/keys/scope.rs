@@ -266,7 +266,7 @@ impl Scope {
     ///
     /// A request takes all its units or none, like [`Semaphore::acquire_many`](crate::Semaphore::acquire_many): while the
     /// head of the queue needs more units than are free, the free units lie idle, since no request passes the head. Only for
-    /// limits with slots: a rate has a [cost](Self::cost_by).
+    /// limits with slots: a rate has a [cost](Self::cost_by). A permit of several units takes no part in [`Limit::reuse`].
     ///
     /// A request of 0 or more than 64 units, or of more units than the limit has, is refused with 400
     /// ([`RefusalKind::InvalidWeight`](crate::layer::RefusalKind::InvalidWeight)). Clamp values that come from clients.
