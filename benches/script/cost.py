@@ -165,20 +165,21 @@ CASES = {
 
 
 def script(root):
-    folder = os.path.join(root, "src/ledger/script")
-    with open(os.path.join(folder, "mod.rs")) as file:
-        # Those of the hello come once more, by themselves.
-        parts = dict.fromkeys(re.findall(r'include_str!\("(\w+\.lua)"\)', file.read()))
-    texts = []
-    for part in parts:
-        with open(os.path.join(folder, part)) as file:
-            texts.append(file.read())
-    return "".join(texts)
+    """What is sent: joined from its parts, with the values of constants."""
+    files = [("layout", "layout.rs"), ("script", "script/mod.rs")]
+    modules = [f'#[path = "{os.path.abspath(os.path.join(root, "src/ledger", file))}"] mod {name};' for name, file in files]
+    program = ["#![allow(dead_code)]", *modules, 'fn main() { print!("{}", script::EXCHANGE_LUA); }']
+    with tempfile.TemporaryDirectory() as folder:
+        source, joined = os.path.join(folder, "main.rs"), os.path.join(folder, "main")
+        with open(source, "w") as file:
+            file.write("\n".join(program))
+        subprocess.run(["rustc", "--edition", "2024", source, "-o", joined], check=True)
+        return subprocess.run([joined], check=True, capture_output=True, text=True).stdout
 
 
-def cost(root, case):
+def cost(script, case):
     def run(count):
-        server = Server(script(root))
+        server = Server(script)
         case(server, count)
         return server.end()
 
@@ -186,8 +187,8 @@ def cost(root, case):
 
 
 def main():
-    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
-    before = sys.argv[1] if len(sys.argv) > 1 else None
+    here = script(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
+    before = script(sys.argv[1]) if len(sys.argv) > 1 else None
     print(f"{'':<42}{'instructions':>14}" + (f"{'before':>14}" if before else ""))
     for name, case in CASES.items():
         row = f"{name:<42}{cost(here, case):>14,}"

@@ -74,7 +74,7 @@ impl Batch<'_> {
             return None;
         }
         let settled = self.release.len() as f64;
-        let numbers: [f64; script::DUES_NUMBERS] = [settled, 0.0, 0.0, settled];
+        let numbers: [f64; layout::DUES_NUMBERS] = [settled, 0.0, 0.0, settled];
         let mut dues: Vec<u8> = numbers.into_iter().flat_map(f64::to_le_bytes).collect();
         for name in self.acquire {
             let tenant = name % self.tenants;
@@ -265,7 +265,7 @@ impl Baseline {
     pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) -> Option<u64> {
         let mut exchange = self.script(key);
         // Leases are long enough for the whole bench.
-        let call: [f64; script::RECORD] = [
+        let call: [f64; layout::RECORD_NUMBERS] = [
             3_600_000.0,
             3_600_000.0,
             600_000.0,
@@ -284,7 +284,7 @@ impl Baseline {
         let [limit, options] = [batch.limit, waits + fair].map(f64::from);
         let lists = [batch.release, batch.renew, &[], batch.acquire];
         let [released, renewed, adopted, acquired] = lists.map(|list| list.len() as f64);
-        let asked: [f64; script::RECORD] = [
+        let asked: [f64; layout::RECORD_NUMBERS] = [
             limit,
             1_000_000.0,
             options,
