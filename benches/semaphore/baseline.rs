@@ -1,9 +1,10 @@
 //! The semaphores that ours grew out of: the semaphores of Redis in Action, and tokens in a list.
 
 #[path = "../../src/ledger/layout.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, unreachable_pub)] // Only the library uses all of it.
 mod layout;
 #[path = "../../src/ledger/script/mod.rs"]
+#[allow(dead_code)]
 mod script;
 
 use std::sync::atomic::{AtomicU64, Ordering};
