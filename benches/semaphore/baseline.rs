@@ -7,7 +7,10 @@ mod layout;
 #[allow(dead_code)]
 mod script;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    LazyLock,
+    atomic::{AtomicU64, Ordering},
+};
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, Value,
@@ -40,7 +43,7 @@ if redis.call('ZSCORE', KEYS[1], ARGV[1]) then
 end";
 
 /// Our script.
-pub(crate) const EXCHANGE: &str = script::EXCHANGE_LUA;
+pub(crate) static EXCHANGE: &LazyLock<String> = &script::EXCHANGE_LUA;
 
 /// The operations of an exchange on one ledger, whose queue has no bound.
 pub(crate) struct Batch<'a> {

@@ -34,16 +34,17 @@ pub(super) async fn read(
     let waiting = count(control, ledger, "-inf", "(0").await?;
     // From here on the connection leads to the ledger's node.
     let now_ms = control.time_ms().await?;
-    let in_use = count(control, ledger, &now_ms.to_string(), &end(ALIVE)).await?;
+    let in_use = count(control, ledger, &now_ms.to_string(), &format!("({ALIVE}")).await?;
     let mut range = holding(ledger.as_bytes(), now_ms);
     let holders = control.run(range.arg("WITHSCORES")).await?;
     let mut range = some(
         ledger.as_bytes(),
         &(ALIVE + now_ms).to_string(),
-        &end(KEEPING),
+        &format!("({KEEPING}"),
     );
     let alive: Vec<(Vec<u8>, f64)> = control.run(range.arg("WITHSCORES")).await?;
-    let is_pause = |(member, over): &(Vec<u8>, f64)| member == PAUSE && over.fract() == 0.0;
+    let is_pause =
+        |(member, over): &(Vec<u8>, f64)| member == PAUSE.as_bytes() && over.fract() == 0.0;
     let pause = alive.into_iter().find(is_pause);
     let pause_end_ms = pause.map(|(_, over)| (over as u64).saturating_sub(ALIVE + RAMP_MS));
     Ok(LedgerLook {
@@ -104,13 +105,8 @@ pub(super) async fn holders(
 }
 
 /// Reads the members of a ledger that hold slots.
-/// The end of a band, where the next one begins.
-fn end(next: u64) -> String {
-    format!("({next}")
-}
-
 fn holding(ledger: &[u8], now_ms: u64) -> Cmd {
-    some(ledger, &now_ms.to_string(), &end(ALIVE))
+    some(ledger, &now_ms.to_string(), &format!("({ALIVE}"))
 }
 
 fn some(ledger: &[u8], from: &str, to: &str) -> Cmd {

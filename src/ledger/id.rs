@@ -51,7 +51,7 @@ pub(crate) struct TenantId(u64);
 /// The suffixes that turn a holder's name, its first member, into its further members: one for each unit.
 #[cfg(any(test, feature = "redis"))]
 pub(crate) fn more_members(seq: Seq) -> impl Iterator<Item = u8> {
-    (1..weight_of(seq) as usize).map(|unit| DIGITS[unit])
+    (1..weight_of(seq) as usize).map(|unit| DIGITS.as_bytes()[unit])
 }
 
 impl ReplicaId {
@@ -155,13 +155,13 @@ pub(crate) fn parse_seq(text: &[u8]) -> Option<Seq> {
 /// Parses the output of [`encode`].
 fn digits(text: &[u8]) -> Option<u128> {
     text.iter().try_fold(0, |bits, character| {
-        let digit = DIGITS.binary_search(character).ok()?;
+        let digit = DIGITS.as_bytes().binary_search(character).ok()?;
         Some(bits << 6 | digit as u128)
     })
 }
 
 fn encode<const CHARS: usize>(bits: u128) -> [u8; CHARS] {
-    std::array::from_fn(|at| DIGITS[(bits >> (6 * (CHARS - 1 - at))) as usize & 63])
+    std::array::from_fn(|at| DIGITS.as_bytes()[(bits >> (6 * (CHARS - 1 - at))) as usize & 63])
 }
 
 #[cfg(test)]

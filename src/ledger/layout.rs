@@ -30,12 +30,11 @@ pub(crate) const WEIGHT_AT: usize = REPLICA_CHARS + 1;
 /// Index of the character that numbers the unit, from 1.
 pub(crate) const UNIT_AT: usize = ID_CHARS + 1;
 /// Six bits each, in the order of their bytes.
-pub(crate) const DIGITS: &[u8; 64] =
-    b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
+pub(crate) const DIGITS: &str = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
 /// The first digit, that of a weight of one unit.
-pub(crate) const LIGHT: u8 = DIGITS[0];
+pub(crate) const LIGHT: u8 = DIGITS.as_bytes()[0];
 /// The member whose score is the end of a pause and its ramp, with a half once an operator has ended it.
-pub const PAUSE: &[u8] = b"!";
+pub const PAUSE: &str = "!";
 /// What follows a fair ledger's name in the names of its two sets: payments of tenants, and lines of waiters.
 pub const SHARES: &str = ":shares";
 pub(crate) const LINES: &str = ":lines";
@@ -46,7 +45,7 @@ pub(crate) const COST_AT: usize = PERMIT_AT + ID_CHARS;
 // Sizes of the elements of an exchange, in numbers, arguments or bytes.
 
 /// Packed numbers of a record. The exchange and each ledger have one record.
-pub(crate) const RECORD: &[u8] = b"<ddddddd";
+pub(crate) const RECORD: &str = "<ddddddd";
 pub(crate) const RECORD_NUMBERS: usize = RECORD.len() - 1;
 pub(crate) const RECORD_BYTES: usize = RECORD_NUMBERS * NUMBER_BYTES;
 const NUMBER_BYTES: usize = size_of::<f64>();
@@ -143,8 +142,8 @@ pub(crate) const MAX_PLACES: usize = 64;
 /// The server stores a small set as a list, which becomes slow as it grows. A member with a name too long for a list converts the
 /// set to a skip list permanently, so the member itself can be removed.
 pub(crate) const LIST_SIZE: usize = 24;
-pub(crate) const LONG_NAME: &[u8] =
-    b".................................................................";
+pub(crate) const LONG_NAME: &str =
+    ".................................................................";
 /// Added to the TTL of a rate's state, whose time is rounded down.
 pub(crate) const TTL_SPARE_MS: u64 = 2;
 

@@ -246,7 +246,7 @@ impl Script {
         };
         let budget_of = |units: u32| format!("local budget = {units}\n");
         let (whole, small) = (budget_of(SWEEP_BUDGET), budget_of(budget));
-        script.load(&replace_once(EXCHANGE_LUA, &whole, &small));
+        script.load(&replace_once(&EXCHANGE_LUA, &whole, &small));
         script
     }
 

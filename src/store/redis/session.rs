@@ -30,8 +30,8 @@ use crate::{
     sync::locked,
 };
 
-static EXCHANGE: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
-static HELLO: LazyLock<Script> = LazyLock::new(|| Script::new(HELLO_LUA));
+static EXCHANGE: LazyLock<Script> = LazyLock::new(|| Script::new(&EXCHANGE_LUA));
+static HELLO: LazyLock<Script> = LazyLock::new(|| Script::new(&HELLO_LUA));
 /// Time limit of a question beside the exchanges.
 const MAX_QUESTION: Duration = Duration::from_secs(10);
 
@@ -175,8 +175,8 @@ struct Exchanger {
 /// The command that calls the script of an exchange, and the script's text or digest.
 fn script_of(exchange: &Exchange, by_text: bool) -> (&'static str, &'static str) {
     match (by_text, exchange.is_empty()) {
-        (true, true) => ("EVAL", HELLO_LUA),
-        (true, false) => ("EVAL", EXCHANGE_LUA),
+        (true, true) => ("EVAL", &HELLO_LUA),
+        (true, false) => ("EVAL", &EXCHANGE_LUA),
         (false, true) => ("EVALSHA", HELLO.get_hash()),
         (false, false) => ("EVALSHA", EXCHANGE.get_hash()),
     }
@@ -228,7 +228,7 @@ impl Exchanger {
     /// trip, whether the server has the text from another replica.
     async fn run_first(&self, link: &SessionLink, hello: &Exchange) -> RedisResult<Value> {
         let listens = link.listens();
-        let command = self.encode(hello, ("EVAL", HELLO_LUA), listens);
+        let command = self.encode(hello, ("EVAL", &HELLO_LUA), listens);
         let other = self.encode(hello, ("EVALSHA", EXCHANGE.get_hash()), listens);
         let (mut first, mut second) = (link.connection.clone(), link.connection.clone());
         let (outcome, found) = join(

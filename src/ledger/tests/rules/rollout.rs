@@ -32,7 +32,7 @@ fn script_without_weights() -> String {
         "if brought_forward < far then",
     ]
     .iter()
-    .fold(EXCHANGE_LUA.to_owned(), |text, condition| {
+    .fold(EXCHANGE_LUA.clone(), |text, condition| {
         replace_once(&text, condition, "if false then")
     })
 }
@@ -54,7 +54,7 @@ impl Mixed {
         let script = &mut self.twins.script;
         match version {
             _ if version == self.latest => {}
-            Current => script.load(EXCHANGE_LUA),
+            Current => script.load(&EXCHANGE_LUA),
             WithoutWeights => script.load(&script_without_weights()),
         }
         self.latest = version;
