@@ -37,11 +37,8 @@ pub(super) async fn read(
     let in_use = count(control, ledger, &now_ms.to_string(), &format!("({ALIVE}")).await?;
     let mut range = holding(ledger.as_bytes(), now_ms);
     let holders = control.run(range.arg("WITHSCORES")).await?;
-    let mut range = some(
-        ledger.as_bytes(),
-        &(ALIVE + now_ms).to_string(),
-        &format!("({KEEPING}"),
-    );
+    let (from, end) = ((ALIVE + now_ms).to_string(), format!("({KEEPING}"));
+    let mut range = some(ledger.as_bytes(), &from, &end);
     let alive: Vec<(Vec<u8>, f64)> = control.run(range.arg("WITHSCORES")).await?;
     let is_pause =
         |(member, over): &(Vec<u8>, f64)| member == PAUSE.as_bytes() && over.fract() == 0.0;

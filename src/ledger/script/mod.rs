@@ -33,19 +33,24 @@ pub(crate) static HELLO_LUA: LazyLock<String> = LazyLock::new(|| {
 
 macro_rules! values {
     ($($value:literal: $($name:ident),*;)*) => {
-        &[$($((stringify!($name), || format!($value, $name))),*),*]
+        /// The value of a constant. Commands take some numbers as a string, which is faster.
+        fn value_of(name: &str) -> Option<String> {
+            $($(if name == stringify!($name) {
+                return Some(format!($value, $name));
+            })*)*
+            None
+        }
     };
 }
 
-/// The values of constants by the names that the script has for them. Commands take some numbers as a string, which is faster.
-const CONSTANTS: &[(&str, fn() -> String)] = values! {
+values! {
     "{}": ABSENT, ALIVE, ASK_ARGS, CHARGE_ARGS, CLAIM_ARGS, COST_AT, CROWD, DUES_HEAD, FIRST_TICKET, FULL, IDLE, KEEPING, LATE,
         LEDGER_REPLY, LIGHT, LIST_SIZE, LAST_US, MAX_CREDIT_US, MAX_DEBT_US, MAX_EXACT, MAX_LEASE_MS, MAX_PASSED, MAX_PLACES,
         MAX_SEARCHED, MAX_WAIT_US, PAYER_BYTES, PERMIT_AT, PLACE_CHARS, QUEUE_FULL, RAMP_MS, RECORD_BYTES, REFUND_ARGS,
         REPLICA_CHARS, REPORT_BYTES, RIGHT_MS, ROUNDING_PARTS, SWEEP_BUDGET, TENANT_CHARS, TTL_SPARE_MS, UNIT_AT,
         WAIT_FOREVER_US, WEIGHT_AT;
     "'{}'": DIGITS, IF_FREE, LAST_DEADLINE, LINES, LONG_NAME, PAUSE, RECORD, SHARES, WAIT;
-};
+}
 
 /// The text that is sent to Redis for a text of Lua.
 pub(super) fn sent(text: &str) -> String {
@@ -78,12 +83,12 @@ fn with_values(code: &str) -> String {
     let value = |word: &str| {
         let name = word.trim_end_matches(ends);
         let is_other = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-        if name.is_empty() || name.contains(is_other) || ["ARGV", "KEYS"].contains(&name) {
+        let is_name = name.starts_with(|c: char| c.is_ascii_uppercase());
+        if !is_name || name.contains(is_other) || ["ARGV", "KEYS"].contains(&name) {
             return word.to_owned();
         }
-        let found = CONSTANTS.iter().find(|(known, _)| *known == name);
-        let (_, value) = found.unwrap_or_else(|| panic!("{name} is not a constant"));
-        value() + &word[name.len()..]
+        let value = value_of(name).unwrap_or_else(|| panic!("{name} is not a constant"));
+        value + &word[name.len()..]
     };
     words.map(value).collect()
 }
