@@ -45,7 +45,7 @@ impl Permit {
     /// The largest weight of a permit, in units of a limit: 64.
     pub const MAX_WEIGHT: u32 = MAX_WEIGHT;
 
-    // `always`: see `KeeperRequest::poll`.
+    // `always`: see `PermitRequest::poll`.
     #[inline(always)]
     pub(crate) fn new(granted: Granted) -> Self {
         let Granted { keeper, taken } = granted;

@@ -182,7 +182,8 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         over.map(|one| one.is_asked = true).is_some()
     }
 
-    /// An exchange sent at this time has found the same data. Returns whether this ends the return of permits.
+    /// An exchange sent at this time has reached the store: a return of permits that was due before is over. After another
+    /// loss, a return begins anew. Returns whether this ends the return.
     pub(crate) fn end(&mut self, part: Part, sent: Instant) -> bool {
         let one = &mut self.by_part[part.number()];
         let is_over = one.take_if(|one| one.until <= sent).is_some();

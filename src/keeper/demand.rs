@@ -88,7 +88,7 @@ pub(crate) struct Notes {
     pub bypassed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     /// Charges at rates.
     pub fees: Vec<Fee>,
-    /// Rates that charge nothing because their mode is off.
+    /// Limits that ask for nothing because their mode is off.
     pub exempt: Vec<Arc<Limit>>,
     /// The state of each limit, if the request asked for quotas.
     pub quotas: Vec<Quota>,

@@ -51,7 +51,7 @@ impl Core {
         if let Some(error) = refusal {
             self.refuse_request(id, error);
         }
-        // A value of its own may have decided on others, which a request for one slot does not wait for.
+        // Decisions on other requests, as by a key's own value, are followed later, by `submit`.
         let is_decided = (self.ctx.decided.last()).is_some_and(|last| last.request == id);
         if alone && !is_decided {
             // Its slot is new, or from the pool: the most common requests need no look at their progress.
@@ -145,7 +145,7 @@ impl Core {
         (SlotLeg { lease, wait }, is_reused)
     }
 
-    /// Advances all requests on which queues have decided, oldest first. Called at the end of each step, since one
+    /// Advances all requests on which queues have decided, oldest first. Called after each decision, since one
     /// request can move others.
     #[inline(always)]
     pub(super) fn follow_decisions(&mut self) {

@@ -92,8 +92,8 @@ impl Connection {
         exchange > self.begins_after
     }
 
-    /// An answer to this exchange, one without which the store's time is unknown, or a quick one, sets the clock: unless
-    /// it belongs to a connection that has ended, since the next server's clock may differ.
+    /// Sets the clock if there is none, or if the answer was quick, provided that the exchange is of this connection: the
+    /// next server's clock may differ.
     pub fn answered(&mut self, exchange: u64, seen: StoreMoment, is_quick: bool) {
         if self.has(exchange) && (is_quick || self.clock.is_none()) {
             self.clock = Some(seen);

@@ -44,7 +44,7 @@ impl Core {
         })
     }
 
-    /// An exchange that asks for the time only.
+    /// An exchange without work: it asks for the time, and for the generation.
     pub fn hello(&mut self, part: Part) -> Outgoing {
         self.draft(part).send()
     }

@@ -137,9 +137,9 @@ pub(super) struct PendingBatch {
     inquiries: Vec<Inquiry>,
     /// Newcomers that have lost their place, with its ticket.
     tickets: Vec<(Seq, i64)>,
-    /// `HeldUnits::in_store`, and the number of waiters in the store, when it was sent, or 0 during an introduction; with the
-    /// units that its answer grants to claims.
+    /// `HeldUnits::in_store` when it was sent, or 0 during an introduction; with the units that its answer grants to claims.
     held: u32,
+    /// Waiters in the store when it was sent, or 0 during an introduction.
     waiting: u32,
     /// Legs of claims that wait, according to the answer.
     queued: u32,

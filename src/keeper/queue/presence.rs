@@ -10,7 +10,7 @@ use std::mem;
 /// The presence of one name.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::keeper) struct Presence {
-    /// In the store's ledger, by the latest answer.
+    /// An answer has shown it in the store's ledger, and since then it was neither released nor lost as a waiter.
     present: bool,
     /// An exchange in flight enters it there.
     entering: bool,

@@ -1,6 +1,6 @@
 
 -- Fair shares: what the tenants of a fair ledger have paid, and the lines of their waiters, as in machine/shares.rs. The
--- rest is in steps.lua (`settle`, `promote`) and queue.lua (`enter`, `admit`), where only fair ledgers run it.
+-- rest is in steps.lua (`promote`) and queue.lua (`enter`, `admit`), where only fair ledgers run it.
 --
 -- Scores of tenants are kept as they are in the set: `scores[tenant]` is false for one that is not there.
 

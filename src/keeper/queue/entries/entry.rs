@@ -162,7 +162,7 @@ pub(in crate::keeper) struct Paying {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::keeper) enum Payment {
-    /// Not held yet, or never held while others waited.
+    /// Not held yet, or held only while nobody else was known to wait.
     Nothing,
     /// Asking: a grant costs this if the request has to wait.
     Ahead {
