@@ -8,7 +8,7 @@
 //! | [`shutdown`] | How does a process end without leaving slots behind? |
 //! | [`store_failures`] | What happens when Redis is slow, down, or has lost its data? |
 //!
-//! What you want to limit:
+//! For each kind of limit:
 //!
 //! | page | answers |
 //! | --- | --- |
