@@ -17,9 +17,6 @@ use crate::{
     part::{Part, Parts},
 };
 
-/// Time in which several signs of a loss are taken for the same loss.
-pub(crate) const SAME_LOSS: Duration = Duration::from_millis(10);
-
 /// How long permits may take to return, in timeouts of the store: until all replicas have noticed the loss or the end of
 /// the outage, have reconnected, and were answered.
 const TIMEOUTS: u32 = 2;
@@ -80,13 +77,11 @@ impl<K: Copy + Eq + Hash> Returns<K> {
         Some(until.saturating_duration_since(now))
     }
 
-    /// Whether the return of permits of this key, or of all in this part, has just begun: by the same loss.
-    pub(crate) fn has_just_begun(&self, part: Part, key: Option<K>, now: Instant) -> bool {
-        let until = match key {
-            Some(key) => self.by_key.get(&key).copied(),
-            None => self.by_part[part.number()].map(|one| one.until),
-        };
-        until.is_some_and(|until| until + SAME_LOSS > now + self.length)
+    /// Whether the return of permits of this key began less than a timeout of the store ago. Another replica may have found the
+    /// same loss, and what this one told comes back to it: both take up to a call of the store.
+    pub(crate) fn has_just_begun(&self, key: K, now: Instant) -> bool {
+        let until = self.by_key.get(&key);
+        until.is_some_and(|until| *until + self.length / TIMEOUTS > now + self.length)
     }
 
     /// The store has lost permits of this key, and perhaps all data of its part.

@@ -132,7 +132,9 @@ impl Ledgers {
         let kept = kept.filter(|(_, ends_us)| *ends_us > call.now_us());
         let ends_us = kept.map_or(0, |(_, ends_us)| *ends_us);
         let kept = kept.map(|(kept, _)| *kept);
-        let is_other = |known| kept.is_none_or(|kept| kept.found_ms == 0 && kept.id != known);
+        // A loss that was found after the generation that this replica knows had begun is told already.
+        let is_other =
+            |known| kept.is_none_or(|kept| kept.id != known && kept.found_ms * 1_000 < known);
         let is_found = query.known.is_some_and(is_other);
         let mut generation = kept.unwrap_or(Generation {
             id: call.now_us(),
@@ -151,6 +153,12 @@ impl Ledgers {
 
     fn ledger(&mut self, batch: &Batch) -> &mut Ledger {
         self.ledgers.entry(batch.key.to_string()).or_default()
+    }
+
+    #[cfg(test)]
+    pub(super) fn bring_back(&mut self, key: &str, generation: Generation) {
+        self.generations
+            .insert(key.to_string(), (generation, u64::MAX));
     }
 
     /// Loses all data.

@@ -110,7 +110,7 @@ pub(crate) struct Batch {
     pub(crate) tells: bool,
     /// Asks for the holders of this replica. If an older copy of the data has taken over, they may include permits that the
     /// replica has released since.
-    pub(crate) lists: bool,
+    pub(crate) asks_holders: bool,
     /// Only for a fair ledger.
     pub(crate) dues: Option<Box<Dues>>,
     // No permit is named twice in one list.

@@ -137,7 +137,7 @@ impl Core {
             }
             lease
         });
-        // Otherwise listed when the request advances.
+        // A request of this one slot lists it when it asks the store for it.
         if is_reused || !requester.alone {
             self.queues.list(&mut self.ctx, id);
         }
@@ -179,7 +179,7 @@ impl Core {
             return;
         };
         // An answer, or a loss: what to ask for next is decided anew, and may be in another part of the store.
-        if let Stage::Listed | Stage::Unsent = request.stage() {
+        if let Stage::ByQueue | Stage::InClaim = request.stage() {
             let alone = request.alone;
             self.requests.open(id);
             if !alone {
@@ -236,7 +236,7 @@ impl Core {
         let Some(request) = self.requests.get(id) else {
             return;
         };
-        let is_claimed = matches!(request.stage(), Stage::Unsent | Stage::Sent(_));
+        let is_claimed = matches!(request.stage(), Stage::InClaim | Stage::ClaimSent(_));
         if !self.ctx.asks_store(request.part(&self.queues, &self.ctx)) {
             self.requests.stop_asking(id);
         }
@@ -275,12 +275,12 @@ impl Core {
         };
         let listed = listed.map(|number| request.legs[number].lease.clone());
         let Some(lease) = listed else {
-            self.requests.ask(id, Stage::Unsent, now, until);
+            self.requests.ask(id, Stage::InClaim, now, until);
             return self.links[part].unsent.add(id);
         };
         let newcomer = Newcomer {
             seq: lease.seq(),
-            since: self.requests.ask(id, Stage::Listed, now, until),
+            since: self.requests.ask(id, Stage::ByQueue, now, until),
             number: id.number,
         };
         self.change(lease.queue, |queue, ctx| queue.ask_store(ctx, newcomer));

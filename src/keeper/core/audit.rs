@@ -80,7 +80,7 @@ impl Core {
             books
                 .requests_of_legs
                 .extend(legs.map(|leg| (leg.lease.seq(), id)));
-            if let Stage::Listed = request.stage() {
+            if let Stage::ByQueue = request.stage() {
                 let next = request.next(&self.queues, &self.ctx);
                 books
                     .listed
@@ -181,7 +181,7 @@ impl Core {
         let part = request.part(&self.queues, &self.ctx);
         let is_in_parts = self.ctx.settings.parts.is_cluster();
         match request.stage() {
-            Stage::Listed => {
+            Stage::ByQueue => {
                 ensure!(
                     request.alone || is_in_parts,
                     "sent by a queue, among others"
@@ -191,7 +191,7 @@ impl Core {
                     "to be sent to a store that is not asked"
                 );
             }
-            Stage::Unsent => {
+            Stage::InClaim => {
                 let link = &self.links[part];
                 let mut legs = request.next(&self.queues, &self.ctx).legs_in(request);
                 let waits = legs.any(|leg| self.queues[leg.lease.queue].is_introducing());
@@ -206,7 +206,7 @@ impl Core {
                     "to be sent to a store that is not asked"
                 );
             }
-            Stage::Sent(exchange) => ensure!(is_in(*exchange), "sent, and not in flight"),
+            Stage::ClaimSent(exchange) => ensure!(is_in(*exchange), "sent, and not in flight"),
             Stage::Sleeping(_) => {}
             Stage::Granted => ensure!(!request.owes(), "granted, and owes"),
             Stage::Refused(_) => ensure!(request.legs.is_empty(), "refused, and has legs"),
@@ -258,7 +258,7 @@ impl Core {
         let payer = |asker: &Asker| match *asker {
             Asker::Request(id) => Some(Payer::Request(id.number.get())),
             Asker::Account(id) => Some(Payer::Permit(id.0)),
-            Asker::Listed => None,
+            Asker::Queue => None,
         };
         sent.flat_map(|sent| &sent.claims).map(payer).collect()
     }

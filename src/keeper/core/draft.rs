@@ -14,7 +14,7 @@ use super::{
     Core,
     accounting::Accounting,
     link::{Asker, ExchangeId, Link, Outgoing, PendingExchange},
-    queues::{Queues, Turn},
+    queues::{Queues, WorkKind},
     requests::{Legs, Request, Requests, SlotLeg, Stage},
 };
 use crate::{
@@ -223,7 +223,7 @@ impl Draft<'_> {
                 self.fill();
             }
             if self.is_empty() {
-                // Otherwise the driver would be woken for this link after each step, and never return to its runtime.
+                // A link that wanted an exchange, and has nothing to send, would be drafted again after each step.
                 self.link.connection.unwant();
                 return None;
             }
@@ -249,7 +249,7 @@ impl Draft<'_> {
     fn asks_generation(&self) -> bool {
         let (ctx, link, part) = (&*self.ctx, &*self.link, self.id.part);
         let has_newcomers = || {
-            let has_any = self.queues.count_of(part, Turn::Newcomers) > 0
+            let has_any = self.queues.count_of(part, WorkKind::Newcomers) > 0
                 || link.unsent.has_any(ctx.introduced);
             has_any && ctx.has_strict_limits(part)
         };
@@ -285,10 +285,10 @@ impl Draft<'_> {
     fn fill_with_all(&mut self) {
         self.take_claims(|draft| draft.batches.drafted.len() < MAX_BATCHES / 2);
         self.batches.room = self.batches.room.saturating_sub(UNITS_FOR_OTHERS);
-        self.take_batches(Turn::Newcomers, MAX_BATCHES_OF_NEWCOMERS);
+        self.take_batches(WorkKind::Newcomers, MAX_BATCHES_OF_NEWCOMERS);
         self.batches.room += UNITS_FOR_OTHERS;
-        self.take_batches(Turn::Others, MAX_BATCHES);
-        self.take_batches(Turn::Newcomers, MAX_BATCHES);
+        self.take_batches(WorkKind::Others, MAX_BATCHES);
+        self.take_batches(WorkKind::Newcomers, MAX_BATCHES);
         self.take_sums(None);
         let count = self.link.refunds.len().min(MAX_REFUNDS);
         self.refunds.extend(self.link.refunds.drain(..count));
@@ -304,7 +304,7 @@ impl Draft<'_> {
         let next = self.link.next_kind;
         for kind in (next..KINDS).chain(0..next) {
             match kind {
-                0 => self.take_batches(Turn::Newcomers, 1),
+                0 => self.take_batches(WorkKind::Newcomers, 1),
                 1 => {
                     if let Some(first) = self.link.refunds.first() {
                         let key = first.key.clone();
@@ -317,7 +317,7 @@ impl Draft<'_> {
                     self.take_sums(key.as_ref());
                 }
                 3 => self.take_claims(|draft| draft.claims.is_empty()),
-                _ => self.take_batches(Turn::Others, 1),
+                _ => self.take_batches(WorkKind::Others, 1),
             }
             if !self.is_empty() {
                 self.link.next_kind = (kind + 1) % KINDS;
@@ -347,12 +347,12 @@ impl Draft<'_> {
     }
 
     /// Takes work of this kind from its queues, up to `most` batches in total.
-    fn take_batches(&mut self, turn: Turn, most: usize) {
-        for _ in 0..self.queues.count_of(self.id.part, turn) {
+    fn take_batches(&mut self, kind: WorkKind, most: usize) {
+        for _ in 0..self.queues.count_of(self.id.part, kind) {
             if self.batches.room == 0 || self.batches.drafted.len() >= most {
                 break;
             }
-            let Some(queue) = self.queues.pop_ready(self.id.part, turn) else {
+            let Some(queue) = self.queues.pop_ready(self.id.part, kind) else {
                 break;
             };
             let add = |queue: &mut Queue, ctx: &mut Context| self.batches.add(queue, ctx);
@@ -368,7 +368,7 @@ impl Draft<'_> {
             };
             // If the request lost a slot meanwhile, it may also be listed at another link, which sends it.
             let is_unsent = |request: &&Request| {
-                matches!(request.stage(), Stage::Unsent)
+                matches!(request.stage(), Stage::InClaim)
                     && request.part(self.queues, self.ctx) == self.id.part
             };
             let Some(request) = self.requests.get(id).filter(is_unsent) else {
@@ -384,7 +384,7 @@ impl Draft<'_> {
             let since = request.asks_since().unwrap_or(self.ctx.now);
             // A request that has queued before is ordered by its arrival.
             let ticket = request.ticket;
-            let order = (ticket.map_or(since, |_| request.asked), id.number.get());
+            let order = (ticket.map_or(since, |_| request.arrived), id.number.get());
             let charges = next.fees_in(request);
             let charges: Vec<_> = charges.map(|(_, fee)| fee.charge.clone()).collect();
             self.requests.send(id, self.id);
@@ -429,7 +429,7 @@ impl Draft<'_> {
                 let id = id.expect("it has a request");
                 let since = self.requests.get(id).and_then(Request::asks_since);
                 let order = (since.unwrap_or(self.ctx.now), id.number.get());
-                self.claims.insert(order, (Asker::Listed, claim));
+                self.claims.insert(order, (Asker::Queue, claim));
             }
         }
     }

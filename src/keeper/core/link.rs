@@ -17,7 +17,6 @@ use crate::{
     leases::{AccountId, StoreMoment},
     ledger::{Exchange, Generation, GenerationQuery, Refund, Seq},
     part::Part,
-    returns::SAME_LOSS,
 };
 
 /// Maximum after the first answer.
@@ -29,6 +28,8 @@ const SLACK: Duration = Duration::from_millis(5);
 /// Time between two queries for the generation while newcomers arrive under strict limits. A store that was emptied
 /// without closing its connections may grant them too much for this time.
 const QUERY_INTERVAL: Duration = Duration::from_millis(100);
+/// Time between two queries while permits are found missing, since all keys may have lost theirs.
+const SUSPICION_INTERVAL: Duration = Duration::from_millis(10);
 /// Queries in a lease, otherwise: a generation counts as known for a lease.
 const QUERIES_PER_LEASE: u32 = 6;
 /// How late the runtime's timers may wake the driver: they tick once a millisecond.
@@ -81,7 +82,7 @@ pub(super) struct PendingExchange {
 pub(super) enum Asker {
     Request(RequestId),
     /// A request that its queue would have sent, turned into a claim to keep the order.
-    Listed,
+    Queue,
     /// A report of spending.
     Account(AccountId),
 }
@@ -90,7 +91,7 @@ impl Asker {
     pub fn request(self) -> Option<RequestId> {
         match self {
             Self::Request(id) => Some(id),
-            Self::Listed | Self::Account(_) => None,
+            Self::Queue | Self::Account(_) => None,
         }
     }
 }
@@ -188,7 +189,7 @@ impl Link {
         has_newcomers: impl FnOnce() -> bool,
     ) -> bool {
         let has_passed = |pause| self.queried.is_none_or(|at| at + pause <= now);
-        let is_new = suspected > self.queried && has_passed(SAME_LOSS);
+        let is_new = suspected > self.queried && has_passed(SUSPICION_INTERVAL);
         is_new
             || has_passed(settings.lease / QUERIES_PER_LEASE)
             || has_passed(QUERY_INTERVAL) && has_newcomers()

@@ -201,7 +201,9 @@ impl Core {
             } else {
                 AcquireErrorKind::TimedOut
             };
-            let until = queue.entry(lease.seq()).map(|entry| entry.asked + *wait);
+            let until = queue
+                .entry(lease.seq())
+                .map(|entry| entry.turn_began + *wait);
             return match until.filter(|until| *until > self.ctx.now) {
                 Some(until) => self.requests.keep_asking(id, since, until),
                 None => self.refuse_leg(id, lease.seq(), kind),

@@ -1,5 +1,14 @@
 //! A loss of data: found by this process or told by another, waited for by newcomers while permits return, and over.
 //!
+//! | | all data of a part | one key |
+//! | --- | --- | --- |
+//! | found | a query shows another generation: `link.rs` (`compare_generation`), here (`on_generation`) | an answer lacks permits: `queue/exchange.rs` (`on_answer`), which also asks for the generation |
+//! | told to others | by the store, when it answers the first such query: `hello.lua` | with the next adoption: `queue/outbox.rs` (`tell_loss`) |
+//! | heard | here (`on_lost`): asks for the generation, and goes on as if it had found that | here (`on_lost`) |
+//! | then | every queue introduces its holders: `queue/outage.rs` (`introduce`) | its queue does |
+//! | permits back | the store lacks a holder, which is adopted: `queue/exchange.rs` (`renewed`, `adopted`) | the same |
+//! | over | after a time, and one more query: here (`check_returns`, `on_generation`) | after a time |
+//!
 //! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits
 //! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted
 //! slots of an empty store whose holders have not returned yet. The data themselves do not show that they are new. But a
@@ -28,14 +37,12 @@ use crate::{
 impl Core {
     /// Another replica has found that the store has lost permits of this ledger, or all data of this part.
     pub(super) fn on_lost(&mut self, part: Part, key: &str) {
-        let is_of_part = key == &*self.links[part].generation_key;
-        if is_of_part && (self.ctx.returns).has_just_begun(part, None, self.ctx.now) {
-            // Perhaps an echo: the generation shows whether this is the same loss or another one.
-            let link = &mut self.links[part];
+        let link = &mut self.links[part];
+        if key == &*link.generation_key {
+            // Perhaps this process has found that loss itself. If not, the generation shows it, and holders are introduced then.
             link.forget_query();
             link.connection.want();
-        } else if is_of_part {
-            self.begin_return(part, true, self.ctx.now + self.ctx.returns.length);
+            self.begin_return(part, false, self.ctx.now + self.ctx.returns.length);
         } else if let Some(queue) = self.queues.of_ledger(key) {
             self.change(queue, |queue, ctx| queue.introduce(ctx, Doubt::Told));
         }
@@ -50,7 +57,7 @@ impl Core {
         at: StoreMoment,
     ) {
         if self.ctx.returns.end(part, at.sent) {
-            self.each_queue(Some(part), |queue, _| queue.go_on());
+            self.each_queue(Some(part), |queue, _| queue.ask_again());
         }
         if is_lost {
             let lost = Effect::MeasureStore(StoreState::Lost);
@@ -84,12 +91,12 @@ impl Core {
                 link.connection.want();
             }
             if self.ctx.returns.end_after_outage(part, self.ctx.now) {
-                self.each_queue(Some(part), |queue, _| queue.go_on());
+                self.each_queue(Some(part), |queue, _| queue.ask_again());
             }
         }
         while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {
             if self.queues.has(queue) {
-                self.change(queue, |queue, _| queue.go_on());
+                self.change(queue, |queue, _| queue.ask_again());
             }
         }
     }

@@ -50,7 +50,7 @@ pub(super) struct Queues {
 
 /// The kind of work that a queue has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum WorkKind {
     /// Requests, and perhaps other work.
     Newcomers,
     /// Releases, renewals, introductions and polls.
@@ -83,7 +83,7 @@ impl Neighbour {
 struct ListedQueue {
     queue: Queue,
     /// Its row in `ready`.
-    turn: Option<Turn>,
+    kind: Option<WorkKind>,
     /// Its neighbours in the row.
     before: Neighbour,
     after: Neighbour,
@@ -149,7 +149,7 @@ impl Queues {
         }
         self.members.insert(Box::new(ListedQueue {
             queue,
-            turn: None,
+            kind: None,
             before: Neighbour::default(),
             after: Neighbour::default(),
             due: None,
@@ -182,18 +182,18 @@ impl Queues {
     pub fn list(&mut self, ctx: &mut Context, id: QueueId) {
         let member = &mut self.members[id.index()];
         member.queue.after_change(ctx);
-        let turn = match member.turn {
-            _ if member.queue.has_newcomers() => Some(Turn::Newcomers),
-            // If all its requests have fallen back, newcomers of other queues do not wait behind its remaining work.
-            Some(_) => Some(Turn::Others),
-            None => member.queue.has_work().then_some(Turn::Others),
+        let kind = match member.kind {
+            _ if member.queue.has_newcomers() => Some(WorkKind::Newcomers),
+            // All its newcomers have left: those of other queues do not wait behind its remaining work.
+            Some(_) => Some(WorkKind::Others),
+            None => member.queue.has_work().then_some(WorkKind::Others),
         };
-        if turn != member.turn {
+        if kind != member.kind {
             self.leave_row(id);
-            turn.into_iter().for_each(|turn| self.join_row(id, turn));
+            kind.into_iter().for_each(|kind| self.join_row(id, kind));
         }
         let member = &mut self.members[id.index()];
-        let idle = member.turn.is_none() && member.queue.is_idle(ctx);
+        let idle = member.kind.is_none() && member.queue.is_idle(ctx);
         let due = if idle {
             None
         } else {
@@ -228,7 +228,7 @@ impl Queues {
         if let Some(id) = self.cached.pop_front() {
             let member = &mut self.members[id.index()];
             member.cached = false;
-            if member.turn.is_none() && member.queue.is_idle(ctx) {
+            if member.kind.is_none() && member.queue.is_idle(ctx) {
                 self.drop_queue(ctx, id);
             }
         }
@@ -308,20 +308,20 @@ impl Queues {
     }
 
     /// Number of queues with this kind of work.
-    pub fn count_of(&self, part: Part, turn: Turn) -> usize {
-        self.ready[part.number()][turn as usize].count
+    pub fn count_of(&self, part: Part, kind: WorkKind) -> usize {
+        self.ready[part.number()][kind as usize].count
     }
 
     /// Removes the queue that has had this kind of work for the longest time. A [`change`](Self::change) has to follow.
-    pub fn pop_ready(&mut self, part: Part, turn: Turn) -> Option<QueueId> {
-        let id = self.ready[part.number()][turn as usize].first?;
+    pub fn pop_ready(&mut self, part: Part, kind: WorkKind) -> Option<QueueId> {
+        let id = self.ready[part.number()][kind as usize].first?;
         self.leave_row(id);
         Some(id)
     }
 
-    fn join_row(&mut self, id: QueueId, turn: Turn) {
+    fn join_row(&mut self, id: QueueId, kind: WorkKind) {
         let part = self[id].terms().part;
-        let ready = &mut self.ready[part.number()][turn as usize];
+        let ready = &mut self.ready[part.number()][kind as usize];
         let last = ready.last.replace(id);
         ready.count += 1;
         match last {
@@ -329,18 +329,18 @@ impl Queues {
             None => ready.first = Some(id),
         }
         let member = &mut self.members[id.index()];
-        (member.turn, member.before, member.after) =
-            (Some(turn), Neighbour::to(last), Neighbour::default());
+        (member.kind, member.before, member.after) =
+            (Some(kind), Neighbour::to(last), Neighbour::default());
     }
 
     fn leave_row(&mut self, id: QueueId) {
         let member = &mut self.members[id.index()];
         let (before, after) = (mem::take(&mut member.before), mem::take(&mut member.after));
-        let Some(turn) = member.turn.take() else {
+        let Some(kind) = member.kind.take() else {
             return;
         };
         let part = member.queue.terms().part;
-        let ready = &mut self.ready[part.number()][turn as usize];
+        let ready = &mut self.ready[part.number()][kind as usize];
         ready.count -= 1;
         match before.id() {
             Some(before) => self.members[before.index()].after = after,
@@ -423,7 +423,7 @@ impl Queues {
             .ready
             .iter()
             .map(|_| [BTreeSet::new(), BTreeSet::new()]);
-        let (mut turns, mut due) = (rows.collect::<Vec<_>>(), BTreeSet::new());
+        let (mut kinds, mut due) = (rows.collect::<Vec<_>>(), BTreeSet::new());
         for (id, member) in &mut self.members {
             let (id, queue) = (QueueId::of_index(id), &mut member.queue);
             let at = format!("queue {} ({})", id.0, queue.terms().limit().name());
@@ -436,14 +436,14 @@ impl Queues {
                     || self.by_ledger.get(&queue.terms().ledger) == Some(&id),
                 "{at}: lost its ledger"
             );
-            let idle = member.turn.is_none() && queue.is_idle(ctx);
+            let idle = member.kind.is_none() && queue.is_idle(ctx);
             ensure!(!idle || member.cached, "{at}: is idle and there");
             ensure!(
-                member.turn.is_some() || !queue.has_work(),
+                member.kind.is_some() || !queue.has_work(),
                 "{at}: has work and is not listed"
             );
             ensure!(
-                member.turn == Some(Turn::Newcomers) || !queue.has_newcomers(),
+                member.kind == Some(WorkKind::Newcomers) || !queue.has_newcomers(),
                 "{at}: has newcomers and is listed with others"
             );
             let next = if idle {
@@ -456,18 +456,18 @@ impl Queues {
                 "{at}: due {:?}, not {next:?}",
                 member.due
             );
-            if let Some(turn) = member.turn {
-                turns[queue.terms().part.number()][turn as usize].insert(id);
+            if let Some(kind) = member.kind {
+                kinds[queue.terms().part.number()][kind as usize].insert(id);
             }
             due.extend(member.due.map(|at| (at, id)));
         }
         let rows = self.ready.iter().flatten();
-        for (ready, turn) in rows.zip(turns.iter().flatten()) {
+        for (ready, kind) in rows.zip(kinds.iter().flatten()) {
             let after = |id: &QueueId| self.members[id.index()].after.id();
             let row = std::iter::successors(ready.first, after);
             let row: Vec<_> = row.take(ready.count + 1).collect();
             let listed = row.iter().copied().collect();
-            ensure!(*turn == listed, "listed {listed:?}, not {turn:?}");
+            ensure!(*kind == listed, "listed {listed:?}, not {kind:?}");
             ensure!(
                 row.len() == ready.count && ready.last == row.last().copied(),
                 "{} in a row of {}",

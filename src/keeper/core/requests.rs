@@ -53,7 +53,7 @@ pub(super) struct Request {
     pub alone: bool,
     /// Includes its charges.
     pub notes: Option<Box<Notes>>,
-    pub asked: Instant,
+    pub arrived: Instant,
     /// The request's first ticket from the store, under any of its limits.
     pub ticket: Option<i64>,
     stage: Stage,
@@ -86,11 +86,11 @@ pub(super) enum Stage {
     /// The legs decide on the next step.
     Open,
     /// A slot that it asks for is in the outbox of its queue, or was sent from there.
-    Listed,
+    ByQueue,
     /// To be sent in a claim.
-    Unsent,
+    InClaim,
     /// Sent in this exchange.
-    Sent(ExchangeId),
+    ClaimSent(ExchangeId),
     /// Held back by a rate until then.
     Sleeping(Instant),
     Granted,
@@ -135,10 +135,10 @@ impl Request {
     /// Time waited so far.
     pub fn waited(&self, now: Instant) -> Duration {
         // Most requests are granted at once. A difference of times takes longer than a comparison.
-        if now == self.asked {
+        if now == self.arrived {
             Duration::ZERO
         } else {
-            now.saturating_duration_since(self.asked)
+            now.saturating_duration_since(self.arrived)
         }
     }
 
@@ -183,7 +183,7 @@ impl Requests {
             legs,
             alone,
             notes,
-            asked: now,
+            arrived: now,
             ticket: None,
             stage: Stage::Open,
             asking: None,
@@ -267,14 +267,14 @@ impl Requests {
     /// The request is in a claim of this exchange.
     pub fn send(&mut self, id: RequestId, exchange: ExchangeId) {
         if let Some(request) = self.get_mut(id) {
-            request.stage = Stage::Sent(exchange);
+            request.stage = Stage::ClaimSent(exchange);
         }
     }
 
     /// Whether an exchange contains this request.
     pub fn is_sent_in(&self, id: RequestId, exchange: ExchangeId) -> bool {
         let request = self.get(id);
-        request.is_some_and(|one| matches!(one.stage, Stage::Sent(sent) if sent == exchange))
+        request.is_some_and(|one| matches!(one.stage, Stage::ClaimSent(sent) if sent == exchange))
     }
 
     /// A rate of this limit holds the request back.
@@ -447,13 +447,13 @@ mod tests {
                     id.number
                 );
                 ensure!(
-                    matches!(stage, Stage::Listed | Stage::Unsent | Stage::Sent(_))
+                    matches!(stage, Stage::ByQueue | Stage::InClaim | Stage::ClaimSent(_))
                         || request.asking.is_none(),
                     "request {}: asks no more",
                     id.number
                 );
                 ensure!(
-                    !matches!(stage, Stage::Listed | Stage::Unsent) || request.asking.is_some(),
+                    !matches!(stage, Stage::ByQueue | Stage::InClaim) || request.asking.is_some(),
                     "request {}: asks for ever",
                     id.number
                 );
@@ -497,7 +497,7 @@ mod tests {
 
         fn list(&mut self, id: RequestId, ms: u64) -> Instant {
             let now = self.after(ms);
-            self.requests.ask(id, Stage::Listed, now, now + TIMEOUT)
+            self.requests.ask(id, Stage::ByQueue, now, now + TIMEOUT)
         }
 
         /// Ends the time of the first one that asks, which falls back.
@@ -545,7 +545,7 @@ mod tests {
         assert!(!scene.requests.is_sent_in(ids[0], sent(8)));
         scene.requests.open(ids[0]);
         let (now, until) = (scene.after(400), scene.after(900));
-        let since = scene.requests.ask(ids[0], Stage::Unsent, now, until);
+        let since = scene.requests.ask(ids[0], Stage::InClaim, now, until);
         assert_eq!(since, begun);
         assert_eq!(scene.requests.next_due(), Some(begun + TIMEOUT));
         assert_eq!(scene.falls_back(499), None);

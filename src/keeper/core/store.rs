@@ -314,7 +314,7 @@ impl Core {
         self.ctx.end_confirmations(Some(part));
         // Requests in flight go on once their exchange is over, or when their time to ask is up.
         let is_here = |request: &Request| {
-            let is_sent = matches!(request.stage(), Stage::Sent(_) | Stage::Listed);
+            let is_sent = matches!(request.stage(), Stage::ClaimSent(_) | Stage::ByQueue);
             !is_sent && request.part(&self.queues, &self.ctx) == part
         };
         for id in self.requests.those(is_here) {

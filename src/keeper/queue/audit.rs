@@ -98,7 +98,7 @@ impl Queue {
         let before = books.counts.held + books.counts.waiting;
         match state {
             State::Held(_) => books.counts.held += 1,
-            State::Idle => books.counts.waiting += usize::from(entry.is_plain()),
+            State::Idle => books.counts.waiting += usize::from(entry.is_alone()),
             State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
                 books.counts.waiting += 1;
             }
@@ -114,7 +114,7 @@ impl Queue {
             entering == books.entering.contains(&seq),
             "entering {entering}"
         );
-        let asked = (self.outbox.is_extended(seq), books.renewing.contains(&seq));
+        let asked = (self.outbox.is_by_name(seq), books.renewing.contains(&seq));
         let is_renewing = asked.0 || asked.1;
         ensure!(
             presence.renewal() == asked,

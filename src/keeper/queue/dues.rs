@@ -95,30 +95,23 @@ impl Queue {
 
     fn due_if_fair(&self, ctx: &Context, seq: Seq) -> Option<Due> {
         let entry = self.entries.get(seq)?;
-        let payer = || entry.paying()?.payer();
-        match *entry.state() {
-            State::Waiting(Line::InStore { ticket, .. }) => Some(Due::Left {
-                payer: payer()?,
-                ticket,
-            }),
+        let ticket = match *entry.state() {
+            State::Waiting(Line::InStore { ticket, .. }) => ticket,
             // Given up before the store had answered that it waits.
-            State::Leaving => Some(Due::Left {
-                payer: payer()?,
-                ticket: entry.ticket()?.get(),
-            }),
+            State::Leaving => entry.ticket()?.get(),
             State::Waiting(Line::Here) => {
                 let replica = ctx.settings.replica;
-                let ledger = self.here.get()?;
-                Some(Due::Left {
-                    payer: payer()?,
-                    ticket: ledger.standing(MemberId { replica, seq })?.ticket()?,
-                })
+                let standing = self.here.get()?.standing(MemberId { replica, seq })?;
+                standing.ticket()?
             }
             _ => {
                 let report = self.owed(ctx, seq)?;
-                (report.us < 0 || self.snapshot.waiting() > 0).then_some(Due::Settled(report))
+                let is_due = report.us < 0 || self.snapshot.waiting() > 0;
+                return is_due.then_some(Due::Settled(report));
             }
-        }
+        };
+        let payer = entry.paying()?.payer()?;
+        Some(Due::Left { payer, ticket })
     }
 
     /// Held permits of the ledger in this process pay at these times.

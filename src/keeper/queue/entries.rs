@@ -146,7 +146,7 @@ impl Entries {
     pub fn send_alone(&mut self, seq: Seq, at: Instant) {
         if let Some(entry) = self.all.get_mut(&seq) {
             entry.state = State::Sent { at };
-            entry.presence.sent();
+            entry.presence.enter_sent();
         }
     }
 

@@ -49,7 +49,7 @@ impl Queue {
             && batch.adopt.is_empty()
             && batch.acquire.is_empty();
         if empty && !wanted && pending.inquiries.is_empty() {
-            if batch.lists {
+            if batch.asks_holders {
                 self.outbox.ask_for_holders();
             }
             return None;
@@ -67,7 +67,7 @@ impl Queue {
         pending: &mut PendingBatch,
         room: &mut usize,
     ) {
-        batch.lists |= self.outbox.begin();
+        batch.asks_holders |= self.outbox.begin();
         if let Some(pause) = self.pause.take_to_send(ctx.now) {
             (batch.pause_ms, batch.asks_pause) = (Some(pause.length_ms), pause.asks);
         }
@@ -118,7 +118,7 @@ impl Queue {
                 continue;
             };
             if !entry.is_to_restore() {
-                entry.presence.asked();
+                entry.presence.renewal_sent();
                 batch.renew.push(seq);
                 add_report(batch, self.take_report(ctx, seq));
             } else if entry.lease.is_over(ctx.now) {
@@ -127,7 +127,7 @@ impl Queue {
                 continue;
             } else {
                 entry.presence.renewal_over();
-                entry.presence.sent();
+                entry.presence.enter_sent();
                 batch.adopt.push(seq);
                 let was_granted = entry.lease.deadline().is_some();
                 batch.tells |= was_granted && self.outbox.take_loss();
@@ -220,6 +220,7 @@ impl Queue {
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             is_lost |= self.renewed(ctx, *seq, standing, at);
         }
+        // What is missing during an introduction was found before, and is being adopted.
         let finds_loss = is_lost && !is_introducing;
         if finds_loss {
             // Before this answer's newcomers, which have got the slots of the missing holders.
@@ -244,7 +245,7 @@ impl Queue {
         match answer.listed {
             Some(names) => self.release_ghosts(ctx, names),
             // Others took the time that an exchange has for such work.
-            None if batch.lists && answer.in_use <= SWEEP_BUDGET => {
+            None if batch.asks_holders && answer.in_use <= SWEEP_BUDGET => {
                 self.outbox.ask_for_holders();
                 self.outbox.want(true);
             }
@@ -318,7 +319,7 @@ impl Queue {
     ) -> bool {
         if let Some(entry) = self.entries.get_mut(seq) {
             let is_held = matches!(standing, Standing::Held { .. });
-            let (is_confirmed, again) = entry.presence.renewed(is_held);
+            let (is_confirmed, again) = entry.presence.renewal_answered(is_held);
             if is_confirmed {
                 self.entries.confirm(ctx, seq);
             }
@@ -336,7 +337,7 @@ impl Queue {
         match (*entry.state(), standing) {
             // The answer is older than the grant.
             (State::Held(HeldSlot { since, .. }), _) if at.sent < since => {
-                self.renew_or_end(ctx, seq)
+                self.look_after(ctx, seq)
             }
             (State::Checking { since }, _) if at.sent < since => self.ask_about(seq),
             (State::Held(_), _) => {
@@ -374,7 +375,7 @@ impl Queue {
                 self.held_until(ctx, seq, at, until_ms);
             }
             (_, State::Leaving) => self.release(ctx, seq, Use::Held),
-            _ => self.renew_or_end(ctx, seq),
+            _ => self.look_after(ctx, seq),
         }
     }
 
@@ -387,7 +388,7 @@ impl Queue {
             return;
         };
         let is_present = matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
-        entry.presence.answered(is_present);
+        entry.presence.enter_answered(is_present);
         let State::Sent { .. } = entry.state() else {
             return match standing {
                 // After a loss, holders return first: see below.
@@ -420,7 +421,7 @@ impl Queue {
     fn answered_late(&mut self, ctx: &mut Context, seq: Seq, standing: Standing) {
         let entry = self.entries.get_mut(seq);
         let Some(entry) = entry.filter(|entry| matches!(entry.state(), State::Leaving)) else {
-            return self.renew_or_end(ctx, seq);
+            return self.look_after(ctx, seq);
         };
         if let Standing::Waiting { ticket } = standing {
             entry.set_ticket(ticket);
@@ -447,8 +448,8 @@ impl Queue {
         self.outbox
             .want(self.entries.waiting() > 0 && pending.limit < self.terms.max_in_store(ctx));
         let head = self.snapshot.head();
-        // Grants follow tickets: a waiter below the head has left, or was passed over while this process was
-        // disconnected. Only the store knows which, but it need not be asked in each exchange.
+        // Grants follow tickets, except under fair limits, where this only asks too often: a waiter below the head has left, or was
+        // passed over while this process was disconnected. Only the store knows which, but it need not be asked in each exchange.
         let pause = Polls::pause(ctx.settings.poll_interval);
         for seq in self.entries.before(head.unwrap_or(0)) {
             match self.entries.get(seq).map(Entry::state) {
@@ -505,6 +506,7 @@ impl Queue {
             }
             // The grant is older than the last answer, so the store is asked.
             Some(_) => self.ask_about(seq),
+            // It waits there no longer: its slot is released, whenever its lease ends.
             None => self.held_until(ctx, seq, counted_from(ctx.now), wake.until_ms),
         }
     }

@@ -3,7 +3,8 @@
 //! | file | what |
 //! | --- | --- |
 //! | `exchange` | batches, answers, wake-ups |
-//! | `requests` | timers, which renew held permits; effects of a changed limit on waiting requests; the view of requests and of operators |
+//! | `timers` | what is due: renewals of held permits, polls, repeated releases |
+//! | `limits`, `views` | effects of a changed limit on waiting requests; what requests and operators see |
 //! | `outage` | failures: exchanges without an answer, lost permits (also at a shutdown), the store down and back; introductions and roll calls |
 //! | `local` | requests that this process decides on: the fallback while the store is down, or without a store |
 //! | `reuse` | slots that go to the pool and come back from it |
@@ -47,6 +48,7 @@ mod exchange;
 mod kept;
 mod key_pause;
 mod ledger_here;
+mod limits;
 mod local;
 mod outage;
 mod outbox;
@@ -55,10 +57,11 @@ mod polls;
 mod presence;
 mod releases;
 mod renewals;
-mod requests;
 mod reuse;
 mod snapshot;
 mod terms;
+mod timers;
+mod views;
 
 use std::sync::Arc;
 
@@ -137,7 +140,8 @@ pub(super) struct PendingBatch {
     inquiries: Vec<Inquiry>,
     /// Newcomers that have lost their place, with its ticket.
     tickets: Vec<(Seq, i64)>,
-    /// `HeldUnits::in_store` when it was sent, or 0 during an introduction; with the units that its answer grants to claims.
+    /// The units that the store held when it was sent, or 0 during an introduction. Those that its answer grants to claims
+    /// are added.
     held: u32,
     /// Waiters in the store when it was sent, or 0 during an introduction.
     waiting: u32,
@@ -214,7 +218,7 @@ impl Queue {
         self.entries.get(seq)
     }
 
-    /// Whether the release of a name is pending or unconfirmed.
+    /// Whether a name has an entry still, or is the next that this queue releases.
     pub fn is_releasing(&self, seq: Seq) -> bool {
         self.entry(seq).is_some() || self.releases.is_next(seq)
     }

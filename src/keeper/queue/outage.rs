@@ -56,7 +56,7 @@ impl Queue {
             Doubt::Missing => self.outbox.tell_loss(true),
             Doubt::Told => {
                 self.outbox.tell_loss(false);
-                if (ctx.returns).has_just_begun(self.terms.part, Some(self.terms.id), ctx.now) {
+                if (ctx.returns).has_just_begun(self.terms.id, ctx.now) {
                     return;
                 }
                 ctx.returns
@@ -66,17 +66,17 @@ impl Queue {
         }
         for seq in self.entries.those(Entry::is_held) {
             if self.entries.introduce(seq) {
-                self.outbox.extend(seq);
+                self.outbox.by_name(seq);
             }
         }
         self.outbox.ask_for_holders();
-        self.polls.doubt(ctx.now);
+        self.polls.distrust_absence(ctx.now);
         self.outbox.want(self.pause.send_again(true));
         self.call_roll(ctx, false);
     }
 
     /// Permits have returned: newcomers of this replica, or of others, are admitted.
-    pub fn go_on(&mut self) {
+    pub fn ask_again(&mut self) {
         self.outbox
             .want(self.entries.waiting() > 0 || self.snapshot.waiting() > 0);
     }
@@ -109,12 +109,12 @@ impl Queue {
         if batch.pause_ms.is_some() {
             self.outbox.want(self.pause.send_again(batch.asks_pause));
         }
-        self.outbox.again(batch.tells, batch.lists);
+        self.outbox.again(batch.tells, batch.asks_holders);
         let again_at = (!retry).then(|| ctx.now + pause);
         self.releases.unanswered(&mut pending.releases, again_at);
         for seq in &batch.adopt {
             if let Some(entry) = self.entries.get_mut(*seq) {
-                entry.presence.unanswered(not_after_us);
+                entry.presence.enter_unanswered(not_after_us);
             }
             self.entries.report(ctx, *seq, Decision::Changed);
         }
@@ -132,7 +132,7 @@ impl Queue {
             };
             match entry.state() {
                 State::Leaving => self.release(ctx, *seq, Use::Held),
-                State::Held(_) if retry => self.renew_or_end(ctx, *seq),
+                State::Held(_) if retry => self.look_after(ctx, *seq),
                 State::Held(_) => {
                     // No later than the lease's end, so that the holder is notified in time.
                     let end = entry.lease.deadline();
@@ -164,7 +164,7 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(seq) else {
             return;
         };
-        entry.presence.unanswered(not_after_us);
+        entry.presence.enter_unanswered(not_after_us);
         match entry.state() {
             State::Leaving => self.release(ctx, seq, Use::Held),
             State::Sent { .. } | State::Checking { .. }
@@ -175,7 +175,7 @@ impl Queue {
             // Woken before its answer came: it keeps checking its grant while the store may be fine.
             State::Checking { .. } if availability == Availability::Up => {}
             State::Sent { .. } | State::Checking { .. } => self.park(ctx, seq),
-            _ => self.renew_or_end(ctx, seq),
+            _ => self.look_after(ctx, seq),
         }
     }
 
@@ -205,8 +205,8 @@ impl Queue {
     }
 
     /// Renews a held slot that is due, or that was not renewed while its exchange was in flight; or ends the slot if it
-    /// has expired.
-    pub(super) fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
+    /// has expired. Without a store, its tenant pays. If a request still has it, that is told of any change.
+    pub(super) fn look_after(&mut self, ctx: &mut Context, seq: Seq) {
         // Its request may have left an exchange, and have waited for the end of it.
         self.entries.report(ctx, seq, Decision::Changed);
         let Some(entry) = self.entries.get(seq) else {
@@ -289,7 +289,7 @@ impl Queue {
         let settings = &ctx.settings;
         let is_late = ctx.now > seen.sent + settings.poll_interval + settings.store_timeout;
         if is_late {
-            self.polls.doubt(ctx.now);
+            self.polls.distrust_absence(ctx.now);
         }
         let are_there = !is_late && self.polls.are_in_place(ctx.now, settings.waiter_ttl);
         let asks = batch.acquire.iter().zip(&answer.acquired);

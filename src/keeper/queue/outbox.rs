@@ -27,7 +27,7 @@ pub(in crate::keeper) struct Outbox {
 #[derive(Default)]
 struct Asks {
     /// To be renewed or restored.
-    extend: VecDeque<Seq>,
+    by_name: VecDeque<Seq>,
     /// In the order in which they began to ask.
     acquire: VecDeque<Newcomer>,
     /// The units of those.
@@ -56,7 +56,7 @@ impl Newcomer {
 
 impl Asks {
     fn has_any_but_newcomers(&self) -> bool {
-        !self.extend.is_empty() || !self.inquiries.is_empty()
+        !self.by_name.is_empty() || !self.inquiries.is_empty()
     }
 
     fn is_empty(&self) -> bool {
@@ -94,8 +94,8 @@ impl Outbox {
         self.asks().inquiries.push(inquiry);
     }
 
-    pub fn extend(&mut self, seq: Seq) {
-        self.asks().extend.push_back(seq);
+    pub fn by_name(&mut self, seq: Seq) {
+        self.asks().by_name.push_back(seq);
     }
 
     /// Asks for a slot, ahead of later newcomers.
@@ -164,7 +164,7 @@ impl Outbox {
     }
 
     pub fn next_extension(&mut self) -> Option<Seq> {
-        self.asks.as_mut()?.extend.pop_front()
+        self.asks.as_mut()?.by_name.pop_front()
     }
 
     pub fn next_newcomer(&mut self) -> Option<Newcomer> {
@@ -179,7 +179,7 @@ impl Outbox {
         mem::take(&mut self.tells_loss)
     }
 
-    /// The units of as many newcomers.
+    /// The units of the first newcomers, as many as this.
     pub fn units_of(&self, newcomers: usize) -> usize {
         let listed = self.asks.iter().flat_map(|asks| &asks.acquire);
         listed.take(newcomers).map(Newcomer::units).sum()
@@ -217,7 +217,7 @@ impl Outbox {
 
     /// Units of newcomers, and the number of holders to renew or restore.
     pub fn units(&self) -> usize {
-        (self.asks.as_ref()).map_or(0, |asks| asks.extend.len() + asks.units)
+        (self.asks.as_ref()).map_or(0, |asks| asks.by_name.len() + asks.units)
     }
 }
 
@@ -240,8 +240,8 @@ mod tests {
             asking.any(|newcomer| newcomer.seq == seq)
         }
 
-        pub fn is_extended(&self, seq: Seq) -> bool {
-            (self.asks.as_ref()).is_some_and(|asks| asks.extend.contains(&seq))
+        pub fn is_by_name(&self, seq: Seq) -> bool {
+            (self.asks.as_ref()).is_some_and(|asks| asks.by_name.contains(&seq))
         }
 
         pub fn audit(&self) -> Result<(), &'static str> {
@@ -285,7 +285,7 @@ mod tests {
         assert!(!outbox.has_work(false));
         outbox.ask(newcomer(1, Instant::now(), 1));
         assert!(outbox.has_work(false) && !outbox.has_work(true));
-        outbox.extend(2);
+        outbox.by_name(2);
         assert!(outbox.has_work(true));
         assert_eq!((outbox.next_extension(), outbox.units()), (Some(2), 1));
         outbox.shrink();

@@ -66,7 +66,7 @@ impl Queue {
             return None;
         }
         let (waits, ticket) = (entry.waits, entry.ticket());
-        if entry.is_plain() {
+        if entry.is_alone() {
             self.entries.send_alone(seq, ctx.now);
         } else {
             self.send_leg(ctx, seq, false);
@@ -81,7 +81,7 @@ impl Queue {
             self.kept.precede(seq);
         }
         if let Some(entry) = self.entries.get_mut(seq) {
-            entry.presence.sent();
+            entry.presence.enter_sent();
         }
     }
 
@@ -272,7 +272,7 @@ impl Queue {
     pub fn ask_store(&mut self, ctx: &Context, newcomer: Newcomer) {
         if let Some(entry) = self.entries.get_mut(newcomer.seq) {
             entry.begin(ctx.now);
-            if entry.is_plain() {
+            if entry.is_alone() {
                 self.kept.precede(newcomer.seq);
             }
         }
@@ -284,7 +284,7 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(seq)
             && entry.presence.list_renewal()
         {
-            self.outbox.extend(seq);
+            self.outbox.by_name(seq);
         }
     }
 

@@ -90,7 +90,7 @@ impl Polls {
     }
 
     /// Until they have been asked for, the absence of waiters shows no loss.
-    pub fn doubt(&mut self, now: Instant) {
+    pub fn distrust_absence(&mut self, now: Instant) {
         if let Some(times) = &mut self.0 {
             times.late_at = Some(now);
         }
@@ -117,7 +117,7 @@ impl Polls {
         let pause = Self::pause(interval);
         // Live replicas renew their leases long before they end, so a lease that does end belongs to a replica that has
         // crashed. The replica at the head of the queue asks first; if that replica crashed, the others do.
-        let turn = if polled.is_first {
+        let delay = if polled.is_first {
             Duration::ZERO
         } else {
             pause
@@ -126,7 +126,7 @@ impl Polls {
             let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
             now + Duration::from_millis(rest)
         });
-        times.next_slot_at = polled.rise.or(expiry).map(|at| at + turn);
+        times.next_slot_at = polled.rise.or(expiry).map(|at| at + delay);
         // Counted from the sending, so that a slow store does not make this process look as if it had stopped. Answered
         // within an interval, so that a wake-up before that grants a lease with enough time left to be used at once.
         let round_trip = (now - at.sent).min(interval / 4);
@@ -275,12 +275,12 @@ mod tests {
         let mut scene = Scene::new();
         let are_in_place = |after| scene.polls.are_in_place(scene.now + after, INTERVAL);
         assert!(are_in_place(Duration::ZERO));
-        scene.polls.doubt(scene.now);
+        scene.polls.distrust_absence(scene.now);
         let are_in_place = |after| scene.polls.are_in_place(scene.now + after, INTERVAL);
         assert!(!are_in_place(INTERVAL));
         assert!(are_in_place(INTERVAL + MS));
         let mut nobody = Polls::default();
-        nobody.doubt(scene.now);
+        nobody.distrust_absence(scene.now);
         assert!(nobody.are_in_place(scene.now, INTERVAL));
     }
 }

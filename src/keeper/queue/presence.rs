@@ -61,7 +61,7 @@ impl Presence {
     }
 
     /// The listed renewal is sent.
-    pub fn asked(&mut self) {
+    pub fn renewal_sent(&mut self) {
         self.renewal = Renewal::InFlight;
     }
 
@@ -83,12 +83,12 @@ impl Presence {
     }
 
     /// An exchange that enters it is sent.
-    pub fn sent(&mut self) {
+    pub fn enter_sent(&mut self) {
         (self.entering, self.missing) = (true, false);
     }
 
     /// A renewal is answered. Returns whether that confirms it, as the store has it, and whether to ask once more.
-    pub fn renewed(&mut self, is_held: bool) -> (bool, bool) {
+    pub fn renewal_answered(&mut self, is_held: bool) -> (bool, bool) {
         let again = mem::take(&mut self.renew_again);
         self.renewal = Renewal::None;
         (is_held && !again, again)
@@ -101,19 +101,19 @@ impl Presence {
 
     /// The exchange that adopts it is answered. Returns whether that confirms it: a renewal in flight will, otherwise.
     pub fn adopted(&mut self, is_held: bool) -> bool {
-        self.answered(false);
+        self.enter_answered(false);
         self.missing = !is_held;
         is_held && self.renewal == Renewal::None
     }
 
     /// The exchange that enters it is answered.
-    pub fn answered(&mut self, is_present: bool) {
+    pub fn enter_answered(&mut self, is_present: bool) {
         self.entering = false;
         self.present |= is_present;
     }
 
     /// The exchange that enters it is over. It may have run, or may run until then.
-    pub fn unanswered(&mut self, not_after_us: u64) {
+    pub fn enter_unanswered(&mut self, not_after_us: u64) {
         self.entering = false;
         self.not_after_us = self.not_after_us.max(not_after_us);
     }
@@ -207,16 +207,16 @@ mod tests {
     fn a_name_in_flight_is_released_by_the_end_of_its_exchange() {
         for (ends, released) in [
             (
-                Presence::answered as fn(&mut Presence, bool),
+                Presence::enter_answered as fn(&mut Presence, bool),
                 [None, Some(0)],
             ),
-            (|name, _| name.unanswered(7), [Some(7), Some(7)]),
+            (|name, _| name.enter_unanswered(7), [Some(7), Some(7)]),
             // It certainly did not run.
-            (|name, _| name.unanswered(0), [None, None]),
+            (|name, _| name.enter_unanswered(0), [None, None]),
         ] {
             for (is_present, released) in [false, true].into_iter().zip(released) {
                 let mut name = Presence::default();
-                name.sent();
+                name.enter_sent();
                 assert_eq!(name.leave(), None);
                 ends(&mut name, is_present);
                 assert_eq!(name.leave(), released);
@@ -230,11 +230,11 @@ mod tests {
     fn an_answer_does_not_end_the_time_of_an_unanswered_exchange() {
         let mut name = Presence::default();
         for not_after_us in [9, 7] {
-            name.sent();
-            name.unanswered(not_after_us);
+            name.enter_sent();
+            name.enter_unanswered(not_after_us);
         }
-        name.sent();
-        name.answered(true);
+        name.enter_sent();
+        name.enter_answered(true);
         assert_eq!(name.leave(), Some(9));
     }
 
@@ -252,7 +252,7 @@ mod tests {
         let mut name = Presence::default();
         assert!(name.list_renewal());
         assert!(!name.list_renewal());
-        assert_eq!(name.renewed(true), (true, false));
+        assert_eq!(name.renewal_answered(true), (true, false));
         assert!(name.list_renewal());
         name.renewal_over();
         assert!(name.list_renewal());
@@ -263,21 +263,25 @@ mod tests {
     fn an_introduction_asks_again_after_an_answer_in_flight() {
         let mut name = Presence::default();
         name.list_renewal();
-        name.asked();
+        name.renewal_sent();
         assert!(!name.introduce(), "it is in flight");
         assert!(name.is_unconfirmed());
-        assert_eq!(name.renewed(true), (false, true));
+        assert_eq!(name.renewal_answered(true), (false, true));
         assert!(name.list_renewal());
-        assert_eq!(name.renewed(false), (false, false), "the store has lost it");
-        name.sent();
+        assert_eq!(
+            name.renewal_answered(false),
+            (false, false),
+            "the store has lost it"
+        );
+        name.enter_sent();
         assert!(name.adopted(true));
         assert!(name.confirm());
         assert!(!name.confirm());
         // Not yet sent: the next store answers.
         name.list_renewal();
         assert!(!name.introduce(), "it is listed");
-        name.asked();
-        assert_eq!(name.renewed(true), (true, false));
+        name.renewal_sent();
+        assert_eq!(name.renewal_answered(true), (true, false));
         assert!(name.introduce(), "to be listed");
     }
 
@@ -285,10 +289,10 @@ mod tests {
     #[test]
     fn an_adoption_does_not_confirm_what_is_asked_for_again() {
         let mut name = Presence::default();
-        name.sent();
+        name.enter_sent();
         assert!(name.introduce());
         assert!(!name.adopted(true));
-        assert_eq!(name.renewed(true), (true, false));
+        assert_eq!(name.renewal_answered(true), (true, false));
     }
 
     #[test]
@@ -296,7 +300,7 @@ mod tests {
         let mut name = Presence::default();
         name.missed();
         assert!(name.is_missing());
-        name.sent();
+        name.enter_sent();
         assert!(!name.is_missing());
         name.missed();
         name.found();
@@ -308,10 +312,10 @@ mod tests {
         let mut name = Presence::default();
         name.spare();
         assert!(!name.is_spare());
-        name.sent();
+        name.enter_sent();
         name.spare();
         assert!(name.is_spare());
-        name.answered(true);
+        name.enter_answered(true);
         name.keep();
         assert!(!name.is_spare());
         assert_eq!(name.leave(), Some(0));

@@ -37,7 +37,7 @@ impl Queue {
         let lease = self.pool()?.take(ctx.now)?;
         ctx.measure(self.terms.limit_id, Measure::Held(1.0));
         let entry = self.entries.get_mut(lease.seq())?;
-        (entry.asked, entry.waits, entry.place) = (ctx.now, waits, 0);
+        (entry.turn_began, entry.waits, entry.place) = (ctx.now, waits, 0);
         entry.ask_for(request);
         entry.hand_over(Holder::Reuser);
         Some(lease)
@@ -91,7 +91,7 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(first).filter(|_| !lease.is_over(now)) else {
             return false;
         };
-        if !entry.is_plain() || weight_of(first) > 1 {
+        if !entry.is_alone() || weight_of(first) > 1 {
             // The request needs more than this slot, which goes back to the store and is granted there.
             if weight_of(first) == 1 {
                 self.forget_first();
@@ -102,13 +102,13 @@ impl Queue {
         let unused = spare.seq();
         spare.rename(first);
         let request = mem::replace(&mut entry.lease, spare);
-        let (asked, waits, requester) = (entry.asked, entry.waits, entry.requester());
+        let (asked, waits, requester) = (entry.turn_began, entry.waits, entry.requester());
         entry.presence.spare();
         self.release(ctx, first, Use::Unused);
         self.forget_first();
         request.succeed(lease, unused, now);
         if let Some(entry) = self.entries.get_mut(seq) {
-            (entry.lease, entry.asked, entry.waits, entry.place) = (request, asked, waits, 0);
+            (entry.lease, entry.turn_began, entry.waits, entry.place) = (request, asked, waits, 0);
             entry.hand_over(Holder::Reuser);
             requester
                 .into_iter()

@@ -510,6 +510,55 @@ fn a_second_message_of_a_loss_is_a_reason_to_ask() {
     assert!(next.exchange.generation_query.is_some());
 }
 
+impl World {
+    /// Sends all that a keeper has to send. Returns how often it asks for held slots by name.
+    fn asks_by_name(&mut self, keeper: usize) -> usize {
+        let mut asked = 0;
+        loop {
+            let now = self.local();
+            let Some(next) = self.keepers[keeper].begin_step(now).next_exchange() else {
+                return asked;
+            };
+            let names = |batch: &crate::ledger::Batch| batch.renew.len() + batch.adopt.len();
+            asked += next.exchange.batches.iter().map(names).sum::<usize>();
+            self.complete(keeper, &next);
+        }
+    }
+}
+
+/// What a process told of a key comes back to it a round trip later, and another process may have found the same loss.
+#[test]
+fn an_echo_from_afar_introduces_nobody_again() {
+    let (mut world, _streams) = idle_streams(2);
+    world.ledgers.lose_ledgers();
+    world.pass(LEASE / 2);
+    assert_eq!(world.asks_by_name(0), 8, "four renewals, four adoptions");
+    world.pass(STORE_TIMEOUT - Duration::from_millis(1));
+    assert_eq!(world.tell(), 1);
+    assert_eq!(world.asks_by_name(0), 0);
+    // Another loss, found by the other keeper.
+    world.settle();
+    world.ledgers.lose_ledgers();
+    world.pass(LEASE / 2);
+    assert_eq!(world.asks_by_name(1), 4);
+    assert_eq!(world.tell(), 1);
+    assert_eq!(world.asks_by_name(0), 8);
+}
+
+/// All data are lost, another process tells it, and this one finds it by itself a moment later.
+#[test]
+fn a_loss_of_all_data_introduces_each_process_once() {
+    let (mut world, _streams) = idle_streams(2);
+    world.pass(LEASE / 3);
+    world.settle();
+    world.ledgers.clear();
+    world.pass(LEASE / 3);
+    assert!(world.asks_by_name(0) > 0);
+    world.tell();
+    assert_eq!(world.asks_by_name(1), 4, "two renewals, two adoptions");
+    assert_eq!(world.ledger().0, 6);
+}
+
 /// Holders of another process are back first, and hide from the number of units that those of this process are missing.
 #[test]
 fn a_renewal_finds_the_loss_beside_holders_that_are_back() {

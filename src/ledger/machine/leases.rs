@@ -53,7 +53,7 @@ impl Ledger {
 
     /// Nearest deadline first.
     pub(super) fn list(&self, call: &mut Call, batch: &Batch) -> Option<Vec<Seq>> {
-        if !batch.lists || self.units as usize > call.budget {
+        if !batch.asks_holders || self.units as usize > call.budget {
             return None;
         }
         call.spend(self.units);

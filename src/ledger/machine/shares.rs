@@ -20,7 +20,7 @@ use std::{
 
 use super::Call;
 use crate::ledger::{
-    Dues, Left, MemberId, Payer, Report, TenantId,
+    Dues, Left, MemberId, Payer, TenantId,
     layout::{LAST_US, MAX_CREDIT_US, MAX_DEBT_US},
 };
 
@@ -88,24 +88,27 @@ impl Shares {
         self.tenants.get(&tenant).map_or(0, |one| one.line)
     }
 
-    /// As [`Ledger::settle`](super::Ledger::settle).
+    /// As [`Ledger::settle`](super::Ledger::settle). A waiter that is in no line any more has paid for a grant, and left before it
+    /// knew.
     pub(super) fn settle(&mut self, call: &Call, dues: &Dues, released: u32) {
-        for &Left { payer, ticket, seq } in &dues.left {
-            self.leave(Lined::new(payer, ticket, call.own(seq)));
-        }
         let is_settled = released >= dues.settled_units + dues.left.len() as u32;
+        for &Left { payer, ticket, seq } in &dues.left {
+            let was_in_line = self.leave(Lined::new(payer, ticket, call.own(seq)));
+            if !was_in_line && is_settled {
+                self.report(payer.tenant, -(payer.cost_us as i64), 0);
+            }
+        }
         let settled = dues.settled.iter().filter(|_| is_settled);
         for report in dues.reports.iter().chain(settled) {
-            self.report(*report);
+            self.report(report.tenant, report.us, report.most_us);
         }
     }
 
-    fn report(&mut self, report: Report) {
-        let (tenant, us) = (report.tenant, report.us);
+    fn report(&mut self, tenant: TenantId, us: i64, most_us: u64) {
         let paid_us = self.tenants.get(&tenant).map(|one| one.paid_us);
         // A tenant that is not there owes nothing.
         if paid_us.is_some() || us > 0 {
-            self.pay(tenant, paid_us.unwrap_or(self.time_us), us, report.most_us);
+            self.pay(tenant, paid_us.unwrap_or(self.time_us), us, most_us);
         }
     }
 
@@ -168,12 +171,13 @@ impl Shares {
         }
     }
 
-    pub(super) fn leave(&mut self, waiter: Lined) {
-        if self.lines.remove(&waiter)
-            && let Some(one) = self.tenants.get_mut(&waiter.tenant)
-        {
+    /// Returns whether it was in a line.
+    pub(super) fn leave(&mut self, waiter: Lined) -> bool {
+        let was_in_line = self.lines.remove(&waiter);
+        if was_in_line && let Some(one) = self.tenants.get_mut(&waiter.tenant) {
             one.line -= 1;
         }
+        was_in_line
     }
 
     /// The next waiter to serve, behind any that were passed over.

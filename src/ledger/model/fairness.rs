@@ -219,10 +219,12 @@ impl<'a> FairCheck<'a> {
         let removed = removed.filter(|id| self.check.before.stands(*id)).count();
         let counts = removed >= message.settled.len() + message.left.len();
         let is_payer = self.check.before.tenant(id(&0)) == Some(tenant);
-        if counts && is_payer {
-            message.settled.len() as u64 * self.check.bounds.refund() as u64
-        } else {
-            0
+        if !counts || !is_payer {
+            return 0;
         }
+        let left = message.left.iter().map(id);
+        let granted = left.filter(|id| !self.was_in_line(*id)).count() as u64;
+        let bounds = &self.check.bounds;
+        message.settled.len() as u64 * bounds.refund() as u64 + granted * bounds.cost as u64
     }
 }

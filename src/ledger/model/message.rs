@@ -90,7 +90,7 @@ impl Message {
             waits: self.waits,
             reuse: Reuse::Never,
             tells: false,
-            lists: false,
+            asks_holders: false,
             dues,
             asks_pause: false,
             pause_ms: self.pauses.then_some(PAUSE as u64 * STEP_MS),

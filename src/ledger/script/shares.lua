@@ -6,7 +6,7 @@
 
 -- These functions are created when they are needed, and capture nothing.
 local function functions_of_shares()
-  local shares = { read = 0, pay = 0, first_of = 0, settle = 0, join = 0 } -- preallocated
+  local shares = { read = 0, pay = 0, first_of = 0, report = 0, settle = 0, join = 0 } -- preallocated
 
   -- Reads virtual time, and the next `count` of the tenants that wait.
   function shares.read(fair, count)
@@ -59,39 +59,44 @@ local function functions_of_shares()
     return line[line.at], line
   end
 
-  -- `settle`. `free`: slots for waiters.
+  -- What a tenant owes, or gets back. `free`: slots for waiters.
+  function shares.report(fair, name, us, most_us, free)
+    if fair.rank == 0 then
+      shares.read(fair, math.min(free, 16))
+    end
+    if not fair.time then
+      return
+    end
+    local scores, waiting = fair.scores, fair.waiting
+    local score = scores[name]
+    if score == nil then
+      score = tonumber(redis.call('ZSCORE', fair.shares, name)) or false
+      if score and score < IDLE then
+        waiting[#waiting + 1] = name
+      end
+    end
+    scores[name] = score or us > 0 and IDLE + fair.time
+    if scores[name] then
+      shares.pay(fair, name, us, most_us)
+    end
+  end
+
+  -- `settle`. A waiter that is in no line any more has paid for a grant, and left before it knew.
   function shares.settle(fair, removed, acquires, free)
     local text = fair.text
     local settled_units, left, reports, settled = struct.unpack('<dddd', text)
+    local is_settled = removed >= settled_units + left
     local from = DUES_HEAD + PAYER_BYTES * acquires + 1
-    if left > 0 then
-      local gone = {}
-      for i = 1, left do
-        gone[i] = string.sub(text, from, from + PLACE_CHARS - 1)
-        from = from + PLACE_CHARS
+    for _ = 1, left do
+      local place = string.sub(text, from, from + PLACE_CHARS - 1)
+      if redis.call('ZREM', fair.lines, place) == 0 and is_settled then
+        shares.report(fair, string.sub(place, 1, TENANT_CHARS), -tonumber(string.sub(place, COST_AT)), 0, free)
       end
-      redis.call('ZREM', fair.lines, unpack(gone))
+      from = from + PLACE_CHARS
     end
-    local count = reports + (removed >= settled_units + left and settled or 0)
-    if count == 0 then
-      return
-    end
-    shares.read(fair, math.min(free, 16))
-    local scores, waiting = fair.scores, fair.waiting
-    for _ = 1, fair.time and count or 0 do
-      local name = string.sub(text, from, from + TENANT_CHARS - 1)
+    for _ = 1, reports + (is_settled and settled or 0) do
       local us, most_us = struct.unpack('<dd', text, from + TENANT_CHARS)
-      local score = scores[name]
-      if score == nil then
-        score = tonumber(redis.call('ZSCORE', fair.shares, name)) or false
-        if score and score < IDLE then
-          waiting[#waiting + 1] = name
-        end
-      end
-      scores[name] = score or us > 0 and IDLE + fair.time
-      if scores[name] then
-        shares.pay(fair, name, us, most_us)
-      end
+      shares.report(fair, string.sub(text, from, from + TENANT_CHARS - 1), us, most_us, free)
       from = from + REPORT_BYTES
     end
   end

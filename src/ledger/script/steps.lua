@@ -83,7 +83,7 @@ local function run(ledger, early, size, removed, first, renews, adopts, acquires
   end
 
   -- `list`, within the budget
-  local listed = ledger.lists and in_use <= budget and {}
+  local listed = ledger.asks_holders and in_use <= budget and {}
   if listed then
     budget, brief = budget - in_use, false
     for _, member in ipairs(call('ZRANGE', key, waiting, waiting + in_use - 1)) do
@@ -345,7 +345,7 @@ for i = 1, ledger_count do
     local ledger = { -- preallocated
       key = KEYS[i], limit = limit, most = limit, max_waiters = max_waiters, -- `limit`: without what a pause takes
       waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options % 32 >= 16,
-      tells = options % 64 >= 32, lists = options % 512 >= 256, asks_pause = options % 1024 >= 512,
+      tells = options % 64 >= 32, asks_holders = options % 512 >= 256, asks_pause = options % 1024 >= 512,
       pause = (options - options % 1024) / 1024, pause_end_ms = nil, pause_over = nil, fair = nil, owes = owes,
       in_use = counts[4 * i - 3], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY

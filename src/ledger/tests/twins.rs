@@ -14,9 +14,9 @@ use super::content::Content;
 use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Dues,
-        EXCHANGE_LUA, Exchange, Ledger, Ledgers, Left, MAX_LEASE_MS, Payer, Published, RAMP_MS,
-        RIGHT_MS, Rate, Refund, ReplicaId, Reply, Report, Reuse, SWEEP_BUDGET, Seq, Standing,
-        TenantId, WAIT_FOREVER_US, Wake, Want,
+        EXCHANGE_LUA, Exchange, Generation, Ledger, Ledgers, Left, MAX_LEASE_MS, Payer, Published,
+        RAMP_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply, Report, Reuse, SWEEP_BUDGET, Seq,
+        Standing, TenantId, WAIT_FOREVER_US, Wake, Want,
         layout::{FIRST_TICKET, TTL_SPARE_MS as SPARE_MS},
         number_of, weighing,
     },
@@ -106,6 +106,15 @@ impl Twins {
     pub(super) fn lose_data(&mut self) {
         self.machine.clear();
         self.script.server.cli(&["FLUSHALL"]);
+    }
+
+    /// A failover to a copy in which this generation is the present one.
+    pub(super) fn bring_back(&mut self, generation: Generation) {
+        let Generation { id, found_ms } = generation;
+        self.lose_data();
+        self.machine.bring_back(GENERATION, generation);
+        let text = format!("{id} {found_ms}");
+        self.script.server.cli(&["SET", GENERATION, &text]);
     }
 
     pub(super) fn pass_ms(&mut self, ms: u64) {
@@ -528,7 +537,7 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     let batch = (of_ledger, pause_ms, (flags, dues), names, wait);
     batch.prop_map(
         move |((limit, max_waiters, waits, reuse), pause_ms, (flags, dues), names, wait)| {
-            let (tells, lists, asks_pause) = flags;
+            let (tells, asks_holders, asks_pause) = flags;
             let dues = dues.map(Box::new);
             let (release, renew, adopt, acquire) = names;
             let asks = acquire.into_iter().zip(wait);
@@ -542,7 +551,7 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
                 pause_ms,
                 asks_pause,
                 tells,
-                lists,
+                asks_holders,
                 dues,
                 release,
                 renew,

@@ -235,8 +235,9 @@ fn options(batch: &Batch, listens: bool, weighs: bool, owes: bool) -> u64 {
         .map_or(0, |length_ms| PAUSES * (length_ms + 1));
     let dues = flag(batch.dues.is_some(), IS_FAIR) + flag(owes, OWES);
     let own = flag(batch.waits, WAITS) + flag(weighs, WEIGHS);
-    let asks =
-        flag(batch.tells, TELLS) + flag(batch.lists, LISTS) + flag(batch.asks_pause, ASKS_PAUSE);
+    let asks = flag(batch.tells, TELLS)
+        + flag(batch.asks_holders, LISTS)
+        + flag(batch.asks_pause, ASKS_PAUSE);
     own + listens + reuse + asks + dues + pause
 }
 

@@ -45,7 +45,7 @@ pub(in crate::keeper) struct Entry {
     pub lease: Arc<Lease>,
     pub presence: Presence,
     /// When its turn began, which starts its wait.
-    pub asked: Instant,
+    pub turn_began: Instant,
     /// Place at which it joined the queue; 0 if it did not.
     pub place: u32,
     /// Absent in most entries.
@@ -162,17 +162,13 @@ pub(in crate::keeper) struct Paying {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::keeper) enum Payment {
-    /// Not held yet, or held only while nobody else was known to wait.
+    /// It has neither paid nor owes anything: it was granted without waiting, and nobody was known to wait since.
     Nothing,
     /// Asking: a grant costs this if the request has to wait.
-    Ahead {
-        cost_us: u64,
-    },
+    Ahead { cost_us: u64 },
     /// Granted then, and this was paid in advance.
-    Since {
-        at: Instant,
-        cost_us: u64,
-    },
+    Since { at: Instant, cost_us: u64 },
+    /// Everything up to then is paid, or was free.
     Until(Instant),
 }
 
@@ -239,7 +235,7 @@ impl Entry {
         Self {
             lease,
             presence: Presence::default(),
-            asked: now,
+            turn_began: now,
             place: 0,
             rest: None,
             waits: !wait.is_zero(),
@@ -262,7 +258,7 @@ impl Entry {
                 busy: self.presence.is_entering(),
             },
             State::Idle => LegState::Idle,
-            State::Waiting(_) => LegState::Waiting(self.asked),
+            State::Waiting(_) => LegState::Waiting(self.turn_began),
             State::Sent { .. } | State::Checking { .. } => LegState::Asked,
             State::Leaving => return None,
         })
@@ -344,7 +340,7 @@ impl Entry {
     /// Whether it has a slot or waits. A request for several slots waits with one leg at a time.
     pub fn is_counted(&self) -> bool {
         match self.state {
-            State::Idle => self.is_plain(),
+            State::Idle => self.is_alone(),
             State::Leaving => false,
             _ => true,
         }
@@ -361,7 +357,7 @@ impl Entry {
     /// Whether it is on its way to the store. A request for several slots is sent by the core, which marks it then.
     pub fn asks_store(&self) -> bool {
         match self.state {
-            State::Idle => self.is_plain(),
+            State::Idle => self.is_alone(),
             State::Sent { .. } => true,
             _ => false,
         }
@@ -378,7 +374,7 @@ impl Entry {
     }
 
     /// Whether its request asks for this slot only.
-    pub fn is_plain(&self) -> bool {
+    pub fn is_alone(&self) -> bool {
         self.request.is_some_and(|request| request.alone)
     }
 
@@ -400,13 +396,13 @@ impl Entry {
     /// Its turn begins: its wait starts now, unless it has begun before.
     pub fn begin(&mut self, now: Instant) {
         if !mem::replace(&mut self.begun, true) {
-            self.asked = now;
+            self.turn_began = now;
         }
     }
 
     /// Whether it may wait, for this long from the beginning of its turn.
     pub fn may_wait(&self, wait: Duration, now: Instant) -> bool {
-        self.waits && (!self.begun || self.asked + wait > now)
+        self.waits && (!self.begun || self.turn_began + wait > now)
     }
 
     /// Gives a held slot to this holder. Returns the previous one.
@@ -430,9 +426,9 @@ impl Entry {
                 since.map(|since| (false, since))
             }
             State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
-                Some((true, self.asked))
+                Some((true, self.turn_began))
             }
-            State::Idle => self.is_plain().then_some((true, self.asked)),
+            State::Idle => self.is_alone().then_some((true, self.turn_began)),
             State::Leaving => None,
         }
     }

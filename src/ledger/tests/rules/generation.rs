@@ -79,6 +79,28 @@ fn a_loss_is_found_although_a_new_generation_has_begun() {
     assert_eq!(twins.ask_generation(Some(first.id)), (found, true));
 }
 
+/// The loss that the older generation itself followed was told long ago. Every replica knew the newer one.
+#[test]
+fn a_return_to_older_data_is_told_once() {
+    let mut twins = Twins::start();
+    let (first, _) = twins.ask_generation(None);
+    let [older, newer] = [first.id, first.id].map(|known| {
+        twins.pass_ms(10);
+        twins.lose_data();
+        twins.ask_generation(Some(known)).0
+    });
+    twins.pass_ms(10);
+    twins.bring_back(older);
+    let found = Generation {
+        found_ms: twins.now_ms(),
+        ..older
+    };
+    assert_eq!(twins.ask_generation(Some(newer.id)), (found, true));
+    twins.pass_ms(10);
+    assert_eq!(twins.ask_generation(Some(newer.id)), (found, false));
+    assert_eq!(twins.ask_generation(Some(found.id)), (found, false));
+}
+
 /// A replica with a longer lease relies for longer on what it has seen.
 #[test]
 fn a_short_lease_does_not_shorten_a_generation() {

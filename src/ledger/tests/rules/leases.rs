@@ -218,7 +218,7 @@ fn a_batch_may_name_as_many_as_lua_unpacks() {
 fn a_replica_lists_its_holders() {
     let mut twins = Twins::start();
     let lists = |limit| Batch {
-        lists: true,
+        asks_holders: true,
         ..batch(limit)
     };
     let heavy = weighing(7, 3);

@@ -312,6 +312,34 @@ fn a_settlement_counts_once_and_a_refund_helps() {
     );
 }
 
+/// It was granted while its release was on the way: it is in no line any more, and its prepayment is back, once.
+#[test]
+fn a_waiter_that_leaves_with_its_grant_pays_nothing() {
+    let mut twins = Twins::start();
+    let hold = 10 * SECOND_US;
+    twins.run(A, ask(1, hold, of(0, 1)));
+    let reply = twins.run(A, ask(1, hold, of(1, 9)));
+    let ticket = reply.acquired[0].ticket().expect("it waits");
+    twins.run(A, ask(1, SECOND_US, of(2, 9)));
+    assert_eq!(turns(&mut twins, 1, 1), [1]);
+    let mut leaves = release(1, [1_001]);
+    leaves.dues = Some(Box::new(Dues {
+        left: vec![Left {
+            payer: payer(1_001, hold),
+            ticket,
+            seq: 1_001,
+        }],
+        ..Dues::default()
+    }));
+    let next = promoted(&twins.run(A, leaves.clone()));
+    assert_eq!(next, [1_002], "all of its prepayment is back");
+    twins.run(A, leaves);
+    assert_eq!(
+        turns(&mut twins, 1_002, 11),
+        [2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1]
+    );
+}
+
 /// Short holds pay in advance for much longer ones, as beside tenants with long holds, and get nearly all of it back.
 #[test]
 fn virtual_time_does_not_run_away_from_those_that_wait() {
