@@ -1,9 +1,9 @@
 //! Limits concurrent requests, streams and WebSockets, and the rate at which they start, across all replicas of a
 //! service.
 //!
-//! The core is a semaphore that replicas share through Redis (or Valkey): waiters are admitted first come, first served,
-//! across all replicas. A [`tower`](https://docs.rs/tower) layer on top holds a slot for each request until its
-//! response has been *sent*, so that a stream counts until its last frame.
+//! The core is a semaphore that replicas share through Redis (or Valkey): waiters are admitted first come, first
+//! served, across all replicas. A [`tower`](https://docs.rs/tower) layer on top holds a slot for each request until its
+//! response has been *sent*, so a stream counts until its last frame.
 //!
 //! # Quick start
 //!
@@ -45,8 +45,8 @@
 //!     () = write_report() => {}
 //!     _ = permit.lost() => {} // another process may write it now: better to stop
 //! }
-//! permit.release().await?; // confirmed by the store; dropping it releases it in the background
-//! limiter.shutdown(Duration::from_secs(5)).await; // before the process ends, also after an error
+//! permit.release().await?; // confirmed by the store; dropping the permit releases it in the background
+//! limiter.shutdown(Duration::from_secs(5)).await; // before the process ends, even after an error
 //! # Ok(())
 //! # }
 //! ```
@@ -56,16 +56,16 @@
 //! - A [`Limiter`] connects a process to its store. One per process is enough: a limiter is cheap to clone, and runs one
 //!   background task with one connection, however many permits there are. [`Limiter::in_memory`] applies the same rules
 //!   within the process.
-//! - A [`Limit`] has a name, a value (concurrent permits, [`Limit::concurrent`], or permits per period, [`Limit::rate`]),
-//!   the time that a request may queue, the length of the queue, and a [`Fallback`] for outages of the store. All replicas
-//!   should use the same values for one name.
-//! - A [`Key`] identifies the subject of a limit: a caller, a tenant, a route, or everything ([`Key::SHARED`]). Each key
-//!   has its own slots and its own queue. A [`Scope`] is a limit together with the rule that finds the key of a request,
-//!   and a [`Policy`] is the list of scopes that apply to a request together.
+//! - A [`Limit`] has a name, a value (concurrent permits, [`Limit::concurrent`], or permits per period,
+//!   [`Limit::rate`]), bounds on the wait and the length of its queue, and a [`Fallback`] for outages of the store. All
+//!   replicas should use the same values for one name.
+//! - A [`Key`] identifies the subject of a limit: a caller, a tenant, a route, or everything ([`Key::SHARED`]). Each
+//!   key has its own slots and its own queue. A [`Scope`] is a limit with the rule that finds the key of a request; a
+//!   [`Policy`] is a list of scopes that apply together.
 //! - A [`Semaphore`] is a limit bound to a key, for use without HTTP.
 //! - A *lease* is the store's record of a permit. A lease expires unless it is renewed, so a process that dies cannot keep
 //!   its slots. The limiter renews all leases in the background.
-//! - A *waiter* is a request in the queue of a key. The queue is in the store, so all replicas share one queue. A waiter
+//! - A *waiter* is a request in the queue of a key. The queue is in the store, so all replicas share it. A waiter
 //!   leaves the queue when it times out or its client disconnects; the waiters of a dead replica are skipped.
 //!
 //! Three types represent a slot in use:
@@ -81,32 +81,32 @@
 //!                                                             released once the response and all holds are gone
 //! ```
 //!
-//! All three report when the slot was lost: [`Permit::lost`], [`Slot::lost`], [`Hold::lost`].
+//! All three report the loss of the slot: [`Permit::lost`], [`Slot::lost`], [`Hold::lost`].
 //!
 //! # Guarantees
 //!
 //! - **Cap:** the live leases of a key never exceed the limit, across all replicas.
 //! - **The holder knows:** a permit is reported lost before its slot can be granted to another request.
 //! - **Fairness:** waiters are admitted in the order in which the store received them, across all replicas; under a
-//!   [fair](Limit::fair) limit in this order for each tenant, and tenants share the slot-seconds.
+//!   [fair](Limit::fair) limit, in this order within each tenant, while tenants share the slot-seconds.
 //! - **Liveness:** the call that releases a slot grants it to the next waiter, and a message wakes the waiter's process.
 //! - **No leaks:** a slot is released when the body ends, and on any error, panic, drop or disconnect; after a crash,
-//!   within the lease.
+//!   when the lease ends.
 //! - **Idempotence:** lost, late and duplicate messages leave nothing behind.
 //! - **Bounds:** queues, waits, keys, messages and the store's work per call are bounded.
 //! - **Outages:** no request waits longer than `store_timeout` for a store that is down or slow.
-//! - **Transparency:** errors, readiness, frames, trailers and size hints of the service are unchanged.
+//! - **Transparency:** the service's errors, readiness, frames, trailers and size hints are unchanged.
 //!
-//! [Guarantees](guide::guarantees) has the exceptions. The cap is advisory: like any lease, a permit cannot stop its
-//! process from writing after the permit is lost, so the correctness of data must not depend on it alone.
+//! [Guarantees](guide::guarantees) lists the exceptions. The cap is advisory: like any lease, a permit cannot stop its
+//! process from writing after the permit is lost, so data correctness must not depend on the cap alone.
 //!
 //! # The guide
 //!
-//! [The guide](guide) has one page per question. Three pages are for everybody, before production:
+//! [The guide](guide) has one page per question. Read three of them before production:
 //!
-//! 1. [Keys and policies](guide::keys): who is limited, and what a refusal looks like.
-//! 2. [Shutting down](guide::shutdown): without it, a process leaves its slots taken for the length of a lease.
-//! 3. [When the store fails](guide::store_failures): what each limit should do meanwhile.
+//! 1. [Keys and policies](guide::keys): who is limited, and what refusals look like.
+//! 2. [Shutting down](guide::shutdown): otherwise a process's slots stay taken until their leases end.
+//! 3. [When the store fails](guide::store_failures): what each limit does meanwhile.
 //!
 //! [Bounds and edges](guide::bounds) lists all settings with their defaults.
 //!
@@ -117,17 +117,17 @@
 //! | `redis` | yes | the store in Redis 6.2 or later, or Valkey: one server, Sentinel or Cluster |
 //! | `tls` | | TLS by rustls; the application installs a crypto provider |
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
-//! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
-//! | `operate` | | [operators](guide::operating) see the permits and waiters of all replicas, and change limits for a time |
+//! | `metrics` | | [metrics](guide::metrics) through the `metrics` facade |
+//! | `operate` | | [operators](guide::operating) see the permits and waiters of all replicas, and change limits temporarily |
 //! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
 //! | `test-util` | | a store that a test can take down, slow down or empty: the module `test_util` |
 //!
-//! Without features only the in-memory store is available. [`LimiterBuilder::connect`] documents the URLs. Events are
+//! Without features, only the in-memory store is available. [`LimiterBuilder::connect`] documents the URLs. Events are
 //! logged through [`tracing`](https://docs.rs/tracing), never with a key or a password.
 
 // docs.rs shows which feature each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What operators see is collected always, and exported by the seam.
+// Data for operators is always collected; only `operate` exports it.
 #![cfg_attr(
     not(feature = "operate"),
     allow(dead_code, unreachable_pub, unused_imports, unused_variables)

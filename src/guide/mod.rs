@@ -1,4 +1,4 @@
-//! The guide: one page for each question. The [crate's front page](crate) has the concepts and the guarantees.
+//! The guide: one page per question. The [crate's front page](crate) has the concepts and the guarantees.
 //!
 //! For everybody, before production:
 //!
@@ -14,7 +14,7 @@
 //! | --- | --- |
 //! | [`number`] | Which number do I set? |
 //! | [`keep_free`] | How do I keep slots free for interactive work? How do organisations, teams and users share? |
-//! | [`tenants`] | How do customers share one pool fairly, so that nobody's backlog stands in front of everybody? |
+//! | [`tenants`] | How do customers share one pool fairly, so that one customer's backlog does not delay everybody? |
 //! | [`tokens`] | How do I limit a cost that is known only at the end, such as the tokens of a model? |
 //! | [`streams`] | When is a slot released? How do WebSockets and gRPC work? What if a client disconnects, or stops reading? |
 //! | [`clients`] | How do I limit outgoing calls? What if the upstream says when to come back? |
@@ -25,14 +25,14 @@
 //!
 //! | page | answers |
 //! | --- | --- |
-//! | [`redis`] | Which version, permissions, memory and failover does Redis need? How do I look into a key? |
+//! | [`redis`] | Which Redis version, permissions, memory and failover are needed? How do I inspect a key? |
 //! | [`metrics`] | What can I measure, and what should page me? |
 //! | [`scaling`] | On which metric do replicas scale? How does a limit follow the capacity? |
 //! | [`operating`] | Who holds slots and who waits, on which replica? Why was a caller refused? |
 //! | [`config_file`] | How do limits come from a file, and change while the service runs? |
-//! | [`testing`] | How do I test my service without Redis, and its behaviour in an outage? |
+//! | [`testing`] | How do I test my service without Redis, and in an outage? |
 //!
-//! To look up:
+//! Reference:
 //!
 //! | page | answers |
 //! | --- | --- |
