@@ -75,33 +75,39 @@ impl Ledger {
         promoted
     }
 
-    /// The waiter whose turn it is, with its place in a line. `None`: there is none, or the call may spend no more.
+    /// The waiter whose turn it is, with its place in a line. `None`: the call may spend no more.
     fn next_waiter(
         &mut self,
         call: &mut Call,
         passed_in_lines: &mut Option<Passed>,
         last_passed: &mut Option<i64>,
     ) -> Option<(MemberId, Option<Lined>)> {
-        while let (Some(passed), Some(shares)) = (&mut *passed_in_lines, &mut self.shares) {
-            match shares.next(passed) {
-                InTurn::Nobody => {
-                    // All other waiters in the lines were passed over, or have left.
-                    (*passed_in_lines, self.passed, *last_passed) = (None, 0, None);
-                }
-                _ if !call.may_spend() => return None,
-                InTurn::Ended(tenant) => {
-                    call.spend(1);
-                    shares.stop_waiting(tenant);
-                }
-                InTurn::Waiter(waiter) if !self.waits(waiter) => {
-                    call.spend(1);
-                    self.leave_line(waiter);
-                }
-                InTurn::Waiter(waiter) => return Some((waiter.id, Some(waiter))),
+        if let Some(passed) = passed_in_lines {
+            let next = self.next_by_share(call, passed);
+            if next.is_some() || !call.may_spend() {
+                return next.map(|waiter| (waiter.id, Some(waiter)));
             }
+            // All other waiters in the lines were passed over, or have left.
+            (*passed_in_lines, self.passed, *last_passed) = (None, 0, None);
         }
-        let id = self.first_behind(*last_passed)?;
-        call.may_spend().then_some((id, None))
+        let next = self.next_by_arrival(*last_passed)?;
+        call.may_spend().then_some((next, None))
+    }
+
+    /// The first waiter of the tenant that has paid for the least.
+    fn next_by_share(&mut self, call: &mut Call, passed: &Passed) -> Option<Lined> {
+        while call.may_spend()
+            && let Some(shares) = &mut self.shares
+        {
+            match shares.next(passed) {
+                InTurn::Nobody => return None,
+                InTurn::Ended(tenant) => shares.stop_waiting(tenant),
+                InTurn::Waiter(waiter) if self.waits(waiter) => return Some(waiter),
+                InTurn::Waiter(waiter) => self.leave_line(waiter),
+            }
+            call.spend(1);
+        }
+        None
     }
 
     fn grant(&mut self, call: &mut Call, id: MemberId, in_line: Option<Lined>, until_ms: u64) {
@@ -112,8 +118,9 @@ impl Ledger {
         self.hold(id, until_ms);
     }
 
-    fn first_behind(&self, ticket: Option<i64>) -> Option<MemberId> {
-        let from = ticket.map_or(i64::MIN, |ticket| ticket + 1);
+    /// The first waiter behind those that were passed over, the last of them with this ticket.
+    fn next_by_arrival(&self, last_passed: Option<i64>) -> Option<MemberId> {
+        let from = last_passed.map_or(i64::MIN, |ticket| ticket + 1);
         let first = self.queue.range(from..).next();
         first.map(|(_, waiter)| waiter.id)
     }

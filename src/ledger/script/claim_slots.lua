@@ -43,7 +43,7 @@ local function take_slots(ask, asks, first_ticket)
   for i = 1, asks do
     local ledger, want, id = ledgers[tonumber(ARGV[ask])], ARGV[ask + 1], ARGV[ask + 2]
     local standing, in_use, limit = ledger.scores[id], ledger.in_use, ledger.limit
-    local weight = ledger.heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
+    local weight = ledger.heavy and digit_at(id, WEIGHT_AT) or 1
     local fits = limit > 0 and in_use + (in_use > 0 and weight or math.min(weight, ledger.most)) <= limit
     if not standing and ledger.waiting == ledger.passed and fits then
       slots[#slots + 1] = { i = i, ledger = ledger, id = id, weight = weight }

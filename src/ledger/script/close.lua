@@ -58,7 +58,7 @@ local function close(ledger)
     end
     reply[3] = head
     if in_use > 0 and not pause_end_ms then
-      reply[4] = in_use == ledger.promoted and promoted_end_ms or score_at(key, waiting .. '')
+      reply[4] = in_use == ledger.promoted and promoted_end_ms or score_at(key, string.format('%d', waiting))
     end
   end
 end

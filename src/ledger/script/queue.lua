@@ -38,17 +38,34 @@ local function scores_of(key, ...)
   return scores
 end
 
+-- The position in DIGITS of a character of a member: the weight of a permit, or the number of a unit.
+local function digit_at(member, at)
+  return string.find(DIGITS, string.sub(member, at, at), 1, true)
+end
+
 local function score_at(key, rank)
   return tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2])
 end
 
--- The heartbeat of a replica, or false if it is dead. The caller never is. `alive` caches the heartbeats.
-local function is_alive(key, alive, owner)
-  if owner ~= replica and alive[owner] == nil then
-    local heartbeat = tonumber(call('ZSCORE', key, '@' .. owner))
-    alive[owner] = heartbeat ~= nil and heartbeat >= oldest and heartbeat
+-- Whether the waiters of another replica can be granted slots. It is 'dead' once it has been silent for the waiter TTL; before, it is
+-- 'unreachable' while it is silent, or should receive wake-ups but does not. The script asks before publishing, because `PUBLISH`
+-- counts only subscribers at this server, while its message may reach others, and would count as a grant there.
+local function contact_with(owner, key, contacts)
+  local contact = contacts[owner]
+  if not contact then
+    local heartbeat = tonumber(redis.call('ZSCORE', key, '@' .. owner))
+    if not heartbeat or heartbeat < oldest then
+      contact = 'dead'
+    elseif heartbeat < ALIVE + now_ms then
+      contact = 'unreachable'
+    else
+      -- By pcall: an ACL may forbid it.
+      local receives = heartbeat % 2 == 0 or redis.pcall('PUBSUB', 'NUMSUB', wake_channel .. owner)[2] ~= 0
+      contact = receives and 'reachable' or 'unreachable'
+    end
+    contacts[owner] = contact
   end
-  return owner == replica or alive[owner]
+  return contact
 end
 
 -- Writes the admitted permits, and the replica's heartbeat if given. Returns whether the heartbeat is new.
@@ -93,7 +110,7 @@ end
 -- Returns the standing of a newcomer. `enter` writes its slot or place. `payer`: only in a fair ledger.
 local function admit(ledger, id, waits, payer)
   local waiting, in_use, limit = ledger.waiting, ledger.in_use, ledger.limit
-  local weight = ledger.heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
+  local weight = ledger.heavy and digit_at(id, WEIGHT_AT) or 1
   local fits = limit > 0 and in_use + (in_use > 0 and weight or math.min(weight, ledger.most)) <= limit
   if waiting == ledger.passed and fits then
     ledger.in_use = in_use + weight
@@ -114,9 +131,10 @@ local function admit(ledger, id, waits, payer)
     if window > 0 and call('ZCOUNT', key, ALIVE, oldest - 1) > 0 then
       budget = budget - window
       local start = now_us % (waiting - window + 1)
-      local dead, alive = {}, {}
+      local dead, contacts = {}, {}
       for _, other in ipairs(call('ZRANGE', key, start, start + window - 1)) do
-        if not is_alive(key, alive, sub(other, 1, REPLICA_CHARS)) then
+        local owner = sub(other, 1, REPLICA_CHARS)
+        if owner ~= replica and contact_with(owner, key, contacts) == 'dead' then
           dead[#dead + 1] = other
         end
       end
@@ -154,7 +172,7 @@ local function admit(ledger, id, waits, payer)
     ticket = FIRST_TICKET + now_us
     text = '-' .. text_of(-ticket)
     if waiting > 0 and call('ZCOUNT', ledger.key, text, '-1') > 0 then
-      ticket, text = math.floor(score_at(ledger.key, waiting - 1 .. '')) + 1, nil
+      ticket, text = math.floor(score_at(ledger.key, string.format('%d', waiting - 1))) + 1, nil
     end
   end
   if waiting == 0 then

@@ -1,13 +1,21 @@
 
--- Fair shares: what the tenants of a fair ledger have paid, and the lines of their waiters, as in machine/shares.rs. The
--- rest is in steps.lua (`promote`) and queue.lua (`enter`, `admit`), where only fair ledgers run it.
+-- Fair shares: what the tenants of a fair ledger have paid, and the lines of their waiters, as in machine/shares.rs. Without a fair
+-- ledger none of this is created.
 --
--- Scores of tenants are kept as they are in the set: `scores[tenant]` is false for one that is not there.
+-- A fair ledger has, in `ledger.fair`:
+--   lines, shares                its sets
+--   scores                       of tenants, as in the set; false for one that is not there
+--   changed, forgets             names whose score has changed; the virtual time up to which idle tenants are forgotten
+--   entering, began              new texts for the lines; whether payments begin anew
+--   time                         virtual time; nil until it was read
+--   waiting, rank, all           tenants that wait, as far as they were read: `rank` of them, or all,
+--   bound, bound_name            the last with this score and name
+--   line_of                      for tenants, the first texts of their lines: `at` is the next, `is_whole`: no more are in the store,
+--                                `passed`: a waiter was passed over
+--   text                         the dues
 
--- These functions are created when they are needed, and capture nothing.
-local function functions_of_shares()
-  local shares = { read = 0, pay = 0, first_of = 0, report = 0, settle = 0, join = 0 } -- preallocated
-
+local shares = has_fair and {}
+if has_fair then
   -- Reads virtual time, and the next `count` of the tenants that wait.
   function shares.read(fair, count)
     local scores, rank, waiting = fair.scores, fair.rank, fair.waiting
@@ -128,7 +136,57 @@ local function functions_of_shares()
     end
   end
 
-  return shares
-end
+  -- The first waiter of the tenant that has paid for the least, and its text in the line of this tenant. Without any: nil.
+  -- `gone`: texts that leave the lines; `served`: those that no longer wait, though this is not written yet.
+  function shares.next_by_share(ledger, gone, served, free)
+    local fair = ledger.fair
+    local scores, names = fair.scores, fair.waiting
+    while budget > 0 do
+      local tenant, place, paid = nil, nil, nil
+      for i = 1, #names do
+        local name = names[i]
+        local score = scores[name]
+        if not tenant or score < paid or score == paid and name < tenant then
+          tenant, place, paid = name, i, score
+        end
+      end
+      if not fair.all and (not tenant or paid > fair.bound or paid == fair.bound and tenant > fair.bound_name) then
+        shares.read(fair, math.min(free, 16))
+        if not fair.time then
+          return nil
+        end
+      elseif not tenant then
+        return nil
+      else
+        local text, line = shares.first_of(fair, tenant, free)
+        if text then
+          local id = string.sub(text, PERMIT_AT, COST_AT - 1)
+          line.at, fair.tenant, fair.place = line.at + 1, tenant, place
+          if not served[id] and (redis.call('ZRANK', ledger.key, id) or ledger.waiting) < ledger.waiting then
+            return id, text
+          end
+          gone[#gone + 1], budget = text, budget - 1
+        else
+          table.remove(names, place)
+          if not line.passed then
+            scores[tenant], fair.changed[tenant], budget = paid + IDLE, true, budget - 1
+          end
+        end
+      end
+    end
+  end
 
-local shares = nil -- these functions, and the state of a fair ledger of which anything is asked
+  -- Charges the tenant of the waiter that `next_by_share` found for its grant.
+  function shares.charge(fair, text, waiting)
+    local tenant, cost_us = fair.tenant, tonumber(string.sub(text, COST_AT))
+    fair.time = math.max(fair.time, fair.scores[tenant])
+    shares.pay(fair, tenant, cost_us, cost_us)
+    local next_us = math.min(fair.time + math.floor(cost_us / (waiting + 1)), LAST_US)
+    fair.time = math.max(fair.time, math.min(next_us, fair.scores[tenant]))
+    local more, line = shares.first_of(fair, tenant, 1)
+    if not more and not line.passed then
+      table.remove(fair.waiting, fair.place)
+      fair.scores[tenant] = fair.scores[tenant] + IDLE
+    end
+  end
+end

@@ -10,7 +10,7 @@ local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room fo
 -- For claims and for the long way, four numbers for each ledger: holders whose lease lasts beyond this second; all other
 -- holders, and waiters; all members; and members removed.
 local counts, is_long = claim_count > 0 and {}, false
-local dues_count = 0
+local dues_count, has_fair = 0, false
 for i = 1, ledger_count do
   local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
   local key, first, lasting, early, size, removed, is_short, failure = KEYS[i], arg + releases, 0, 0, 0, 0, false, nil
@@ -75,8 +75,10 @@ for i = 1, ledger_count do
     counts, is_long = counts or { nil, nil, nil, nil }, is_long or not is_short -- preallocated
     counts[4 * i - 3], counts[4 * i - 2], counts[4 * i - 1], counts[4 * i] = lasting, early, size, removed
   end
-  if options >= 64 and (acquires > 0 and options % 128 >= 64 or options % 256 >= 128) then
-    dues_count = dues_count + 1
+  if options >= 64 then
+    local is_fair = options % 128 >= 64
+    has_fair = has_fair or is_fair
+    dues_count = dues_count + ((is_fair and acquires > 0 or options % 256 >= 128) and 1 or 0)
   end
   arg, record = first + renews + adopts + acquires, waits + acquires
 end

@@ -29,7 +29,7 @@ fn script_without_weights() -> String {
     [
         &*format!("if string.byte(id, {WEIGHT_AT}) ~= {LIGHT} then"),
         "if expired < ended then",
-        "if brought_forward < far then",
+        "if moved < far then",
     ]
     .iter()
     .fold(EXCHANGE_LUA.clone(), |text, condition| {
