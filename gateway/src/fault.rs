@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use sfv::{BareItem, List, ListEntry, Parser};
 use tower_turnstile::{Refusal, RefusalKind};
 
-use crate::dialect::Dialect;
+use crate::{callers::NO_KEY, dialect::Dialect, time::in_words};
 
 /// The reason why the gateway itself answers a request or ends a stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
-    status: StatusCode,
-    code: &'static str,
+    pub(crate) status: StatusCode,
+    pub(crate) code: &'static str,
     message: String,
     /// The limit that was reached.
     limit: Option<String>,
@@ -34,10 +34,9 @@ impl Fault {
         }
     }
 
-    /// The request has no key, or an unknown one.
-    pub(crate) fn no_key() -> Self {
-        let message = "no API key: send it as `Authorization: Bearer <key>`, or as `x-api-key`";
-        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    /// The request has no key, or one that is not accepted: code and message.
+    pub(crate) fn of_key((code, message): (&'static str, &'static str)) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, code, message)
     }
 
     /// Routes and upstream might read the path differently.
@@ -57,7 +56,7 @@ impl Fault {
         match refusal.kind() {
             // A slash within a segment, which the file's route would have to allow.
             RefusalKind::AmbiguousPath => return Self::ambiguous_path(),
-            RefusalKind::NoKey => return Self::no_key(),
+            RefusalKind::NoKey => return Self::of_key(NO_KEY),
             // The file has a route that refuses everything.
             _ if refusal.status() == StatusCode::NOT_FOUND => return Self::unknown(what),
             _ => {}
@@ -72,8 +71,7 @@ impl Fault {
         let Some(wait) = refusal.retry_after() else {
             return fault;
         };
-        let tenths = wait.as_nanos().div_ceil(100_000_000) as f64;
-        let message = format!("{}; try again in {}s", fault.message, tenths / 10.0);
+        let message = format!("{}; try again in {}", fault.message, in_words(wait));
         Self {
             message,
             limit: Some(refusal.limit_name().to_owned()),
@@ -194,11 +192,9 @@ pub(crate) fn set_rate_limits(
         let Some(rate) = of_unit.min_by_key(|rate| rate.remaining) else {
             continue;
         };
-        let (prefix, suffix) = match dialect {
-            Dialect::OpenAi | Dialect::Azure => ("x-ratelimit", ["limit", "remaining", "reset"]),
-            Dialect::Anthropic => ("anthropic-ratelimit", ["limit", "remaining", "reset"]),
-            Dialect::Other => return,
-        };
+        if dialect == Dialect::Other {
+            return;
+        }
         let reset = match dialect {
             Dialect::Anthropic => {
                 humantime::format_rfc3339_seconds(SystemTime::now() + rate.reset).to_string()
@@ -206,10 +202,10 @@ pub(crate) fn set_rate_limits(
             _ => format!("{}s", rate.reset.as_secs_f64().ceil()),
         };
         let values = [rate.quota.to_string(), rate.remaining.to_string(), reset];
-        for (what, value) in suffix.into_iter().zip(values) {
+        for (what, value) in ["limit", "remaining", "reset"].into_iter().zip(values) {
             let name = match dialect {
-                Dialect::Anthropic => format!("{prefix}-{unit}-{what}"),
-                _ => format!("{prefix}-{what}-{unit}"),
+                Dialect::Anthropic => format!("anthropic-ratelimit-{unit}-{what}"),
+                _ => format!("x-ratelimit-{what}-{unit}"),
             };
             if let (Ok(name), Ok(value)) =
                 (HeaderName::try_from(name), HeaderValue::try_from(value))

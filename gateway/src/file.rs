@@ -1,4 +1,4 @@
-//! The files that SIGHUP reloads: the limits, and the keys of callers.
+//! The files that SIGHUP reloads: the limits, and the callers. Decides what a file must have, beside what the library checks.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -21,6 +21,11 @@ impl File {
     pub(crate) async fn read(&self) -> Result<Config, String> {
         let config = Config::from_file(&self.path).await;
         let config = config.map_err(|error| self.blame(in_one_line(&error)))?;
+        if config.store.show_keys && !self.callers.are_known() {
+            let fault =
+                "store.show_keys: without --callers, the keys that operators see are secrets";
+            return Err(self.blame(fault.to_owned()));
+        }
         let is_rate = |limit: &LimitConfig| limit.rate.is_some();
         if config.limits.get(&*self.budget).is_some_and(is_rate) {
             Ok(config)

@@ -1,4 +1,5 @@
 //! Runs before the limits: canonicalises paths, authenticates callers, and turns refusals into errors of the client's dialect.
+//! Decides how a request has ended.
 //!
 //! Tests: `tests/gateway/dialects.rs`, `paths.rs`.
 
@@ -21,6 +22,7 @@ use tower::{Service, ServiceExt};
 use tower_turnstile::{BoxError, Refusal, layer::LostError};
 
 use crate::{
+    access::{AccessLog, Entry},
     callers::Callers,
     dialect::Dialect,
     fault::{Fault, set_rate_limits},
@@ -37,32 +39,29 @@ const CUT_AFTER: Duration = Duration::from_millis(100);
 pub(crate) async fn respond<S, B>(
     limited: S,
     callers: Callers,
+    log: AccessLog,
     mut request: Request<Incoming>,
 ) -> Result<Response<Either<EndingBody<B>, Full<Bytes>>>, Infallible>
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     B: Body<Data = Bytes>,
 {
-    let dialect = Dialect::of(request.uri().path());
     let is_head = request.method() == Method::HEAD;
-    let answer = |fault: &Fault, dialect| full(fault.to_response(dialect), is_head);
-    let Some(uri) = canonical(request.uri()) else {
-        discard_body(request).await;
-        return Ok(answer(&Fault::ambiguous_path(), dialect));
+    let entry = log.begin();
+    let admitted = admit(&callers, &entry, &mut request);
+    let path = request.uri().path().to_owned();
+    let (dialect, what) = (Dialect::of(&path), format!("{} {path}", request.method()));
+    entry.note(|line| line.request.clone_from(&what));
+    let answer = |fault: &Fault| {
+        entry.refused(fault.status.as_u16(), fault.code);
+        full(fault.to_response(dialect), is_head)
     };
-    let (dialect, path) = (Dialect::of(uri.path()), uri.path().to_owned());
-    let what = format!("{} {path}", request.method());
-    *request.uri_mut() = uri;
-    if !callers.know(request.headers()) {
+    if let Err(fault) = admitted {
+        entry.admitted(None);
         discard_body(request).await;
-        return Ok(answer(&Fault::no_key(), dialect));
+        return Ok(answer(&fault));
     }
-    let upgrade = request.headers().get(header::UPGRADE);
-    if upgrade.is_some_and(|name| name.as_bytes().eq_ignore_ascii_case(b"websocket")) {
-        let message = "the gateway serves no WebSockets: send the request over HTTP";
-        let fault = Fault::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message);
-        return Ok(answer(&fault, dialect));
-    }
+    request.extensions_mut().insert(entry.clone());
     let Ok(response) = limited.oneshot(request).await;
     let (mut head, body) = response.into_parts();
     let refusal = head.extensions.remove::<Refusal>();
@@ -71,7 +70,7 @@ where
         .map(|refusal| Fault::of_refusal(refusal, &what));
     set_rate_limits(&mut head.headers, dialect, refusal.as_ref());
     if let Some(fault) = refused.or_else(|| head.extensions.remove::<Fault>()) {
-        let mut response = answer(&fault, dialect);
+        let mut response = answer(&fault);
         // Keep the rate limit fields.
         for (name, value) in &head.headers {
             if name.as_str().contains("ratelimit") {
@@ -85,12 +84,36 @@ where
         // The usage report may be removed, or an error event added.
         head.headers.remove(header::CONTENT_LENGTH);
     }
+    entry.note(|line| line.status = Some(head.status.as_u16()));
+    if body.is_end_stream() {
+        entry.passed(Some("complete"));
+    }
     let body = EndingBody {
         body,
         stream: is_stream.then_some((dialect, path)),
         cut: None,
+        entry,
     };
     Ok(Response::from_parts(head, Either::Left(body)))
+}
+
+/// Makes the path canonical, and finds the caller.
+fn admit(callers: &Callers, entry: &Entry, request: &mut Request<Incoming>) -> Result<(), Fault> {
+    *request.uri_mut() = canonical(request.uri()).ok_or_else(Fault::ambiguous_path)?;
+    let caller = callers.admit(request.headers_mut());
+    if let Some(caller) = caller.map_err(Fault::of_key)? {
+        entry.note(|line| {
+            line.caller = Some(caller.name.clone());
+            line.tenant = Some(caller.tenant.clone());
+        });
+    }
+    let upgrade = request.headers().get(header::UPGRADE);
+    if upgrade.is_some_and(|name| name.as_bytes().eq_ignore_ascii_case(b"websocket")) {
+        let message = "the gateway serves no WebSockets: send the request over HTTP";
+        let status = StatusCode::UPGRADE_REQUIRED;
+        return Err(Fault::new(status, "upgrade_required", message));
+    }
+    Ok(())
 }
 
 /// A response with this body. Over HTTP/2 no server removes the content of a response to HEAD.
@@ -116,6 +139,7 @@ pub(crate) struct EndingBody<B: Body> {
     stream: Option<(Dialect, String)>,
     /// Set once the error event has been sent.
     cut: Option<Cut<B::Error>>,
+    entry: Entry,
 }
 
 struct Cut<E> {
@@ -139,10 +163,16 @@ where
             return Poll::Ready(cut.error.take().map(Err));
         }
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        let (Some(Err(error)), Some((dialect, path))) = (&frame, &self.stream) else {
+        let Some(Err(error)) = &frame else {
+            // A server that knows the length stops polling after the last frame.
+            let is_last = frame.is_none() || self.body.size_hint().exact() == Some(0);
+            self.entry.passed(is_last.then_some("complete"));
             return Poll::Ready(frame);
         };
-        let Some(fault) = fault_of(error.as_ref()) else {
+        let fault = fault_of(error.as_ref());
+        let code = fault.as_ref().map_or("upstream_broke", |fault| fault.code);
+        self.entry.passed(Some(code));
+        let (Some(fault), Some((dialect, path))) = (fault, &self.stream) else {
             return Poll::Ready(frame);
         };
         let event = fault.to_event(*dialect, path);
@@ -168,13 +198,7 @@ where
 
 /// Returns why the gateway ended a stream. `None`: the upstream ended it.
 fn fault_of(error: &(dyn Error + 'static)) -> Option<Fault> {
-    let mut next = Some(error);
-    let mut causes = iter::from_fn(|| {
-        let cause = next?;
-        next = cause.source();
-        Some(cause)
-    });
-    causes.find_map(|cause| {
+    iter::successors(Some(error), |&error| error.source()).find_map(|cause| {
         if let Some(lost) = cause.downcast_ref::<LostError>() {
             let status = StatusCode::SERVICE_UNAVAILABLE;
             return Some(Fault::new(status, "stream_ended", lost.to_string()));

@@ -17,8 +17,8 @@
 //! costs tokens passes decoded if an upstream sends gzip, which the gateway never asks for. A stream of events that the
 //! gateway ends gets an event with the error. Streams that cost tokens pass event by event, other bodies as they arrive.
 //!
-//! The caller's key is never passed on. Without `--callers` any key is accepted, so something in front of the gateway has to
-//! authenticate callers.
+//! The caller's key is never passed on. With `--callers`, the limits count by the caller's tenant in its place. Without, any key
+//! is accepted, so something in front of the gateway has to authenticate callers.
 //!
 //! `README.md` shows a gateway in front of providers, the view of users of each SDK, and all charges and refusals.
 //!
@@ -31,14 +31,17 @@
 //! | `upstream` | the upstreams and their keys |
 //! | `prompt` | reads a request and estimates its tokens |
 //! | `meter` | charges a response while it passes, and settles it |
+//! | `weights` | the kinds of tokens, and what they cost |
 //! | `usage` | counts the tokens of a response |
 //! | `estimate` | estimates the tokens of a text |
 //! | `sse`, `json` | streaming readers of server-sent events and of JSON |
 //! | `endpoint` | the requests that cost tokens |
 //! | `dialect`, `fault` | the APIs of providers, and errors in their form |
 //! | `path`, `callers` | canonical paths; authentication |
-//! | `monitor` | metrics and health |
+//! | `time` | times in messages |
+//! | `access`, `monitor` | the access log; metrics and health |
 
+mod access;
 mod callers;
 mod dialect;
 mod endpoint;
@@ -54,9 +57,11 @@ mod prompt;
 mod proxy;
 mod silence;
 mod sse;
+mod time;
 mod unread;
 mod upstream;
 mod usage;
+mod weights;
 
 use std::{
     convert::Infallible,
@@ -75,7 +80,7 @@ use std::{
 use bytes::Bytes;
 use clap::Parser;
 use futures_util::{FutureExt, future::join};
-use http::{HeaderValue, Request, Response};
+use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, service::service_fn as hyper_service};
 use hyper_util::{
@@ -84,7 +89,7 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::watch,
     time::{sleep, timeout},
 };
@@ -94,12 +99,14 @@ use tower_turnstile::{BoxError, Limiter, PeerAddress, config::LiveConfig};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    access::AccessLog,
     callers::Callers,
     file::{File, in_one_line},
     front::respond,
     monitor::{ACCEPT_PAUSE, Monitor},
     proxy::{Proxy, Settings},
     upstream::Upstream,
+    weights::Weights,
 };
 
 type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
@@ -125,12 +132,21 @@ struct Options {
     /// File with the limits, in TOML; SIGHUP reloads it
     #[arg(long)]
     config: PathBuf,
-    /// File with the API keys of all callers, one per line; SIGHUP reloads it. Without it any key is accepted
+    /// File with the callers, their keys and their tenants, in TOML; SIGHUP reloads it. Without it any key is accepted
     #[arg(long)]
     callers: Option<PathBuf>,
+    /// Request header that tells upstreams and limits the caller's name, such as x-caller
+    #[arg(long, value_name = "NAME", requires = "callers", value_parser = header)]
+    caller_header: Option<HeaderName>,
     /// Name of the limit that tokens are charged to
     #[arg(long, default_value = "tokens")]
     budget: String,
+    /// Units charged for a token of each kind; `cached` is input that the upstream has read from its cache
+    #[arg(long, default_value = "input=1,cached=1,output=1")]
+    weights: Weights,
+    /// File to which each request appends a line of JSON: who used what
+    #[arg(long, value_name = "FILE")]
+    access_log: Option<PathBuf>,
     /// Do not ask for the usage of streamed chat completions: for an upstream that refuses `stream_options`. Their tokens
     /// are then estimated
     #[arg(long)]
@@ -179,16 +195,11 @@ async fn main() -> ExitCode {
 
 /// Serves until a signal comes. An error names the option to mend.
 async fn run(options: Options) -> Result<(), String> {
-    log();
-    let has_keys = options.upstream.iter().any(|one| one.key.is_some());
-    if options.callers.is_none() && has_keys {
-        tracing::warn!(
-            "without --callers, whoever reaches this address spends on the upstream's key"
-        );
-    }
+    log_to_stderr();
     let recorder = options.monitor.map(|_| monitor::recorder()).transpose()?;
-    let callers = options.callers.map(Callers::from_file).transpose()?;
-    let callers = callers.unwrap_or_default();
+    let callers = callers(&options)?;
+    let log = options.access_log.as_deref().map(AccessLog::open);
+    let log = log.transpose()?.unwrap_or_default();
     let file = File {
         path: options.config,
         budget: options.budget.into(),
@@ -200,6 +211,8 @@ async fn run(options: Options) -> Result<(), String> {
     let settings = Settings {
         upstreams: options.upstream,
         budget: file.budget.clone(),
+        weights: options.weights,
+        caller_header: options.caller_header,
         asks_usage: !options.no_stream_options,
         max_request: options.max_request,
         head_timeout: options.head_timeout,
@@ -210,26 +223,22 @@ async fn run(options: Options) -> Result<(), String> {
     let (ending, is_ending) = watch::channel(false);
     if let (Some(address), Some(recorder)) = (options.monitor, recorder) {
         let listener = listen("--monitor", address).await?;
-        let monitor = Monitor::new(recorder, live.limiter().clone(), is_ending);
+        let monitor = Monitor {
+            recorder,
+            limiter: live.limiter().clone(),
+            is_ending,
+        };
         tokio::spawn(monitor.serve(listener));
     }
     let listener = listen("--listen", options.listen).await?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
-    let listen_to = |kind| signal(kind).map_err(|error| error.to_string());
     let hangup = listen_to(SignalKind::hangup())?;
-    let mut interrupt = listen_to(SignalKind::interrupt())?;
-    let mut terminate = listen_to(SignalKind::terminate())?;
-    let mut told_to_end = async || {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    };
+    let mut told_to_end = end_signals()?;
     file.warn_of_gaps(&config);
     println!("listening on http://{address}");
     // In its own task: reading a file takes a while, and must not delay new connections.
     tokio::spawn(file.reload_on(hangup, live.clone()));
-    let gateway = gateway(&live, proxy, callers, options.allow_origin);
+    let gateway = gateway(&live, proxy, callers, log, options.allow_origin);
     let connections = GracefulShutdown::new();
     tokio::select! {
         () = accept(listener, gateway, options.idle, &connections) => {}
@@ -238,6 +247,19 @@ async fn run(options: Options) -> Result<(), String> {
     ending.send_replace(true);
     shut_down(live.limiter(), connections, options.grace, told_to_end()).await;
     Ok(())
+}
+
+/// Reads the file of callers. Warns if there is none, and the upstreams' keys are the gateway's own.
+fn callers(options: &Options) -> Result<Callers, String> {
+    if let Some(path) = options.callers.clone() {
+        return Callers::from_file(path, options.caller_header.clone());
+    }
+    if options.upstream.iter().any(|one| one.key.is_some()) {
+        tracing::warn!(
+            "without --callers, whoever reaches this address spends on the upstream's key"
+        );
+    }
+    Ok(Callers::default())
 }
 
 /// Gives open responses the grace, unless there is another signal.
@@ -257,7 +279,7 @@ async fn shut_down(
     let _ = timeout(CLOSE, closed).await;
 }
 
-fn log() {
+fn log_to_stderr() {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
         .with_writer(std::io::stderr)
@@ -269,6 +291,7 @@ fn gateway(
     live: &LiveConfig,
     proxy: Proxy,
     callers: Callers,
+    log: AccessLog,
     origins: Vec<HeaderValue>,
 ) -> Gateway {
     let forward = service_fn(move |request| proxy.clone().forward(request));
@@ -276,7 +299,7 @@ fn gateway(
     ServiceBuilder::new()
         .option_layer(cors(origins))
         .map_response(|response: Response<_>| response.map(BodyExt::boxed_unsync))
-        .service_fn(move |request| respond(limited.clone(), callers.clone(), request))
+        .service_fn(move |request| respond(limited.clone(), callers.clone(), log.clone(), request))
         .boxed_clone()
 }
 
@@ -289,6 +312,22 @@ fn cors(origins: Vec<HeaderValue>) -> Option<CorsLayer> {
     } else {
         (!origins.is_empty()).then(|| layer.allow_origin(origins))
     }
+}
+
+/// A function that waits for the next signal to end.
+fn end_signals() -> Result<impl AsyncFnMut(), String> {
+    let mut interrupt = listen_to(SignalKind::interrupt())?;
+    let mut terminate = listen_to(SignalKind::terminate())?;
+    Ok(async move || {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+fn listen_to(kind: SignalKind) -> Result<Signal, String> {
+    signal(kind).map_err(|error| error.to_string())
 }
 
 async fn listen(option: &str, address: SocketAddr) -> Result<TcpListener, String> {
@@ -356,6 +395,13 @@ fn serve(
             tracing::debug!(error, "a connection broke");
         }
     });
+}
+
+/// Parses the name of a header that belongs to nobody else.
+fn header(text: &str) -> Result<HeaderName, String> {
+    let name = HeaderName::try_from(text).ok();
+    let name = name.filter(|name| name.as_str().starts_with("x-") && name != "x-api-key");
+    name.ok_or_else(|| "it must be the name of a header of your own, with x- in front".to_owned())
 }
 
 /// Parses a number of bytes, KiB or MiB.

@@ -12,8 +12,10 @@ use http_body::{Body, Frame, SizeHint};
 use tower_turnstile::{AcquireError, Budget, Hold};
 
 use crate::{
+    access::Entry,
     sse::{End, EventReader, is_event_stream},
     usage::Count,
+    weights::Weights,
 };
 
 /// Longest event that is held until its end. A longer event is never only a usage report, and passes as it arrives.
@@ -27,6 +29,9 @@ pub(crate) struct Meter {
     budget: Budget,
     _hold: Hold,
     count: Count,
+    weights: Weights,
+    /// Learns the tokens and their cost.
+    entry: Entry,
     /// Charged or spent so far.
     spent: u32,
     reader: Reader,
@@ -61,16 +66,22 @@ impl Meter {
         hold: Hold,
         budget: &str,
         prompt: u32,
+        weights: Weights,
+        entry: Entry,
     ) -> Result<Self, AcquireError> {
         let budget = hold.budget(budget)?;
-        let charged = budget.charge(prompt).await?;
+        let count = Count::new(prompt);
+        let cost = weights.cost(count.tokens());
+        let charged = budget.charge(cost).await?;
         // A prompt beyond the burst is in debt from now on.
-        budget.spend(prompt.saturating_sub(charged));
+        budget.spend(cost.saturating_sub(charged));
         Ok(Self {
             budget,
             _hold: hold,
-            count: Count::new(prompt),
-            spent: prompt,
+            count,
+            weights,
+            entry,
+            spent: cost,
             reader: Reader::Unread(false),
         })
     }
@@ -104,7 +115,8 @@ impl Meter {
                 data
             }
         };
-        let due = self.count.total().saturating_sub(self.spent);
+        let cost = self.weights.cost(self.count.tokens());
+        let due = cost.saturating_sub(self.spent);
         if due > 0 {
             self.budget.spend(due);
             self.spent += due;
@@ -187,7 +199,11 @@ impl Drop for Meter {
             Reader::Events(_, held) if held.is_passing => drop(self.count.end_event()),
             Reader::Events(..) | Reader::Unread(_) => {}
         }
-        self.budget.settle(self.count.total().into());
+        let tokens = self.count.tokens();
+        let units = self.weights.cost(tokens);
+        self.entry
+            .note(|line| (line.tokens, line.units) = (tokens, units));
+        self.budget.settle(units.into());
     }
 }
 

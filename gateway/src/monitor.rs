@@ -19,9 +19,9 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
 pub(crate) struct Monitor {
-    recorder: PrometheusHandle,
-    limiter: Limiter,
-    is_ending: watch::Receiver<bool>,
+    pub(crate) recorder: PrometheusHandle,
+    pub(crate) limiter: Limiter,
+    pub(crate) is_ending: watch::Receiver<bool>,
 }
 
 /// Installs the metrics recorder. Call it before the limiter is created, which looks for a recorder only once.
@@ -34,18 +34,6 @@ pub(crate) fn recorder() -> Result<PrometheusHandle, String> {
 }
 
 impl Monitor {
-    pub(crate) fn new(
-        recorder: PrometheusHandle,
-        limiter: Limiter,
-        is_ending: watch::Receiver<bool>,
-    ) -> Self {
-        Self {
-            recorder,
-            limiter,
-            is_ending,
-        }
-    }
-
     pub(crate) async fn serve(self, listener: TcpListener) {
         let upkeep = self.recorder.clone();
         tokio::spawn(async move {

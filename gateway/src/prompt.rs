@@ -27,6 +27,8 @@ pub(crate) struct Prompt {
     pub(crate) body: Bytes,
     /// Estimate, by the text.
     pub(crate) tokens: u32,
+    /// Beginning of the model's name.
+    pub(crate) model: Option<String>,
     /// The client wants a stream.
     pub(crate) is_stream: bool,
     /// Only the gateway has asked for the stream's usage, not the client.
@@ -42,6 +44,7 @@ const FRAME: u64 = 3 * PER_TOKEN;
 #[derive(Debug, Default)]
 struct Asked {
     is_stream: bool,
+    model: Option<String>,
     /// The reason why the request cannot be charged.
     fault: Option<&'static str>,
     /// Estimated cost of the text for the model.
@@ -109,6 +112,7 @@ impl Prompt {
         };
         Ok(Self {
             tokens: tokens(cost),
+            model: seen.model,
             is_stream: seen.is_stream,
             hides_usage: false,
             body,
@@ -149,6 +153,11 @@ impl Asked {
             // At each endpoint, since some upstreams translate requests into those of the responses API.
             _ if is(".background") && is_off => {}
             _ if is(".background") => self.fault = Some("leave out `background`"),
+            ".model" => {
+                if let Item::Text(_, name) = item {
+                    self.model = Some(String::from_utf8_lossy(name).into_owned());
+                }
+            }
             _ if is_setting(place) => {}
             _ => self.note_read(place, item),
         }

@@ -1,6 +1,11 @@
 //! Forwards requests to the upstream, and responses back.
 
-use std::{convert::Infallible, error::Error, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    error::Error,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use http::{
@@ -16,6 +21,7 @@ use tower_http::decompression::{Decompression, DecompressionBody};
 use tower_turnstile::{AcquireError, PeerAddress, Refusal, Slot, layer::ReadAheadBody};
 
 use crate::{
+    access::{AccessLog, Entry},
     dialect::Dialect,
     endpoint::Endpoint,
     fault::Fault,
@@ -25,6 +31,7 @@ use crate::{
     sse::is_event_stream,
     unread::discard,
     upstream::{self, HttpClient, Upstream},
+    weights::Weights,
 };
 
 /// Forwards requests. Cheap to clone; clones share connections.
@@ -40,6 +47,9 @@ pub(crate) struct Settings {
     pub(crate) upstreams: Vec<Upstream>,
     /// Name of the limit that is charged.
     pub(crate) budget: Arc<str>,
+    pub(crate) weights: Weights,
+    /// Header with the caller's name, which the front has set.
+    pub(crate) caller_header: Option<HeaderName>,
     pub(crate) asks_usage: bool,
     pub(crate) max_request: usize,
     pub(crate) head_timeout: Duration,
@@ -95,6 +105,10 @@ impl Proxy {
         request: Request<ReadAheadBody<Incoming>>,
     ) -> Result<Response<ProxyBody>, Failure> {
         let (mut head, body) = request.into_parts();
+        // No clone stays with the call to the upstream.
+        let entry = head.extensions.remove::<Entry>();
+        let entry = entry.unwrap_or_else(|| AccessLog::default().begin());
+        entry.admitted(None);
         let endpoint = Endpoint::of(&head.method, head.uri.path());
         let version = head.version;
         let has_own_key = self.rewrite(&mut head)?;
@@ -102,7 +116,8 @@ impl Proxy {
         let mut is_stream = false;
         let (body, mut meter) = match endpoint {
             Some(endpoint) => {
-                let (prompt, meter) = self.charge(endpoint, version, &mut head, body).await?;
+                let charged = self.charge(endpoint, version, &mut head, body, entry);
+                let (prompt, meter) = charged.await?;
                 (is_stream, hides_usage) = (prompt.is_stream, prompt.hides_usage);
                 if !prompt.is_stream {
                     // The head comes with the complete response.
@@ -156,6 +171,7 @@ impl Proxy {
         version: Version,
         head: &mut Parts,
         mut body: ReadAheadBody<Incoming>,
+        entry: Entry,
     ) -> Result<(Prompt, Meter), Failure> {
         let settings = &self.settings;
         let waits = head.headers.contains_key(header::EXPECT);
@@ -176,6 +192,7 @@ impl Proxy {
         let mut prompt = prompt.map_err(|(status, message)| {
             Failure::Fault(Fault::new(status, "invalid_request", message))
         })?;
+        entry.note(|line| line.model = prompt.model.take());
         if settings.asks_usage {
             prompt.ask_usage(endpoint);
         }
@@ -189,9 +206,10 @@ impl Proxy {
         let lost = || Fault::new(StatusCode::SERVICE_UNAVAILABLE, "lost", "the slot was lost");
         let hold = head.extensions.get().and_then(Slot::hold);
         let hold = hold.ok_or_else(|| Failure::Fault(lost()))?;
-        let meter = Meter::charge(hold, &settings.budget, prompt.tokens).await;
-        let meter = meter.map_err(Failure::Refused)?;
-        Ok((prompt, meter))
+        let (asked, (budget, weights)) = (Instant::now(), (&settings.budget, settings.weights));
+        let meter = Meter::charge(hold, budget, prompt.tokens, weights, entry.clone()).await;
+        entry.admitted(Some(asked));
+        Ok((prompt, meter.map_err(Failure::Refused)?))
     }
 
     /// `decodes`: decompresses a response, so that it can be read.
@@ -255,8 +273,14 @@ impl Proxy {
         let path_and_query = head.uri.path_and_query().unwrap_or(&slash);
         head.uri = upstream.uri(path_and_query).ok_or_else(unknown)?;
         head.version = Version::default();
+        // `Connection` may name it, but it is not the caller's.
+        let caller = self.settings.caller_header.as_ref();
+        let caller = caller.and_then(|name| Some((name, head.headers.remove(name)?)));
         remove_hop_by_hop(&mut head.headers);
         remove_foreign(&mut head.headers);
+        if let Some((name, caller)) = caller {
+            head.headers.insert(name, caller);
+        }
         Dialect::of(&path).set_key(&mut head.headers, upstream.key.as_ref());
         // The HTTP client sets it from the URI.
         head.headers.remove(header::HOST);
@@ -284,17 +308,12 @@ fn with_accepted_key<B>(response: Response<B>, has_own_key: bool) -> Result<Resp
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Fields of a single connection (RFC 9110, 7.6.1), besides those named by `Connection`.
-const HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
+const HOP_BY_HOP: &str = "connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer \
+                          transfer-encoding upgrade";
+/// Beginnings of fields about one side only.
+const FOREIGN: &str = "openai-organization openai-project anthropic-organization-id set-cookie alt-svc \
+                       strict-transport-security forwarded x-forwarded- x-real-ip x-http-method x-method-override \
+                       x-original- x-rewrite-url";
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<_> = headers
@@ -304,7 +323,10 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .flat_map(|names| names.split(','))
         .filter_map(|name| HeaderName::try_from(name.trim()).ok())
         .collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
+    for name in named {
+        headers.remove(name);
+    }
+    for name in HOP_BY_HOP.split(' ') {
         headers.remove(name);
     }
 }
@@ -312,24 +334,9 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 /// Removes what is about the account and the connections of one side only (callers see their own limits), and what a caller
 /// claims about its address, host, method or path, which the gateway has read elsewhere.
 fn remove_foreign(headers: &mut HeaderMap) {
-    let prefixes = [
-        "openai-organization",
-        "openai-project",
-        "anthropic-organization-id",
-        "set-cookie",
-        "alt-svc",
-        "strict-transport-security",
-        "forwarded",
-        "x-forwarded-",
-        "x-real-ip",
-        "x-http-method",
-        "x-method-override",
-        "x-original-",
-        "x-rewrite-url",
-    ];
     let is_one = |name: &&HeaderName| {
         let name = name.as_str();
-        name.contains("ratelimit") || prefixes.iter().any(|prefix| name.starts_with(prefix))
+        name.contains("ratelimit") || FOREIGN.split(' ').any(|begin| name.starts_with(begin))
     };
     let names: Vec<_> = headers.keys().filter(is_one).cloned().collect();
     for name in names {

@@ -44,15 +44,11 @@ impl FromStr for Upstream {
         };
         let parts = url.parse::<Uri>().unwrap_or_default().into_parts();
         let base = parts.path_and_query.as_ref().map_or("", PathAndQuery::path);
-        let has_query = parts
-            .path_and_query
-            .as_ref()
-            .is_some_and(|path| path.query().is_some());
         match (parts.scheme, parts.authority) {
             (Some(scheme), Some(authority))
                 if [Scheme::HTTP, Scheme::HTTPS].contains(&scheme)
                     && !authority.as_str().contains('@')
-                    && !has_query =>
+                    && !url.contains('?') =>
             {
                 Ok(Self {
                     prefix: prefix.trim_end_matches('/').to_owned(),

@@ -9,16 +9,19 @@ use std::mem;
 use crate::{
     estimate::{PER_TOKEN, UNREAD_BYTE},
     json::{Item, Scanner},
+    weights::Tokens,
 };
 
 /// Tokens of a prompt and its response.
 ///
 /// The upstream's reports are exact. Between reports each delta counts as one token, which most servers send, or as the
 /// estimate of the text if that is much more, since some servers put many tokens into a delta.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Count {
     /// Estimate until reported.
     prompt: u64,
+    /// Part of the prompt that was read from a cache.
+    cached: u64,
     /// Last report.
     answer: u64,
     /// Since the last report.
@@ -53,9 +56,12 @@ struct Answered {
 #[derive(Debug, Default)]
 struct Usage {
     prompt: Option<u64>,
-    /// Tokens read from a cache or written to it, which `prompt` includes and `input` does not.
-    cached: u64,
     input: Option<u64>,
+    /// Anthropic's tokens written to a cache or read from it, which `prompt` includes and `input` does not.
+    written: u64,
+    read: u64,
+    /// Tokens read from a cache, which both include.
+    cached: u64,
     answer: Option<u64>,
     total: Option<u64>,
 }
@@ -65,20 +71,14 @@ impl Count {
     pub(crate) fn new(prompt: u32) -> Self {
         Self {
             prompt: prompt.into(),
-            answer: 0,
-            deltas: 0,
-            cost: 0,
-            has_begun: false,
-            has_failed: false,
-            scanner: Scanner::default(),
-            seen: Answered::default(),
+            ..Self::default()
         }
     }
 
-    /// Returns the tokens so far: 0 if the upstream failed before the response began.
-    pub(crate) fn total(&self) -> u32 {
+    /// Returns the tokens so far: none if the upstream failed before the response began.
+    pub(crate) fn tokens(&self) -> Tokens {
         if self.has_failed && !self.has_begun {
-            return 0;
+            return Tokens::default();
         }
         let estimate = self.cost / PER_TOKEN;
         let has_long_deltas = estimate > 2 * self.deltas;
@@ -87,9 +87,12 @@ impl Count {
         } else {
             self.deltas
         };
-        let total = self.prompt.saturating_add(self.answer);
-        let total = total.saturating_add(unreported);
-        u32::try_from(total).unwrap_or(u32::MAX)
+        let cached = self.cached.min(self.prompt);
+        Tokens {
+            input: self.prompt - cached,
+            cached,
+            output: self.answer.saturating_add(unreported),
+        }
     }
 
     /// The upstream failed. Later reports still count.
@@ -150,7 +153,8 @@ impl Count {
     }
 
     fn report_prompt(&mut self, usage: &Usage) {
-        let input = usage.input.map(|input| input.saturating_add(usage.cached));
+        let beside = usage.written.saturating_add(usage.read);
+        let input = usage.input.map(|input| input.saturating_add(beside));
         let only_total = usage.total.filter(|_| usage.answer.is_none());
         let Some(reported) = usage.prompt.or(input).or(only_total) else {
             return;
@@ -158,7 +162,7 @@ impl Count {
         self.has_begun = true;
         // Some servers report 0 while the number is unknown.
         if reported > 0 {
-            self.prompt = reported;
+            (self.prompt, self.cached) = (reported, usage.cached.max(usage.read));
         }
     }
 
@@ -225,7 +229,9 @@ impl Answered {
         let Some((parent, name)) = place.rsplit_once('.') else {
             return;
         };
-        let usage = match parent {
+        let details = [".prompt_tokens_details", ".input_tokens_details"];
+        let within = details.iter().find_map(|part| parent.strip_suffix(part));
+        let usage = match within.unwrap_or(parent) {
             ".usage" | ".response.usage" => &mut self.usage,
             ".message.usage" => &mut self.first_usage,
             _ => return,
@@ -235,9 +241,9 @@ impl Answered {
             "input_tokens" => usage.input = Some(number),
             "completion_tokens" | "output_tokens" => usage.answer = Some(number),
             "total_tokens" => usage.total = Some(number),
-            "cache_creation_input_tokens" | "cache_read_input_tokens" => {
-                usage.cached = usage.cached.saturating_add(number);
-            }
+            "cache_creation_input_tokens" => usage.written = number,
+            "cache_read_input_tokens" => usage.read = number,
+            "cached_tokens" | "prompt_cache_hit_tokens" => usage.cached = number,
             _ => {}
         }
     }
@@ -250,47 +256,22 @@ impl Usage {
     }
 }
 
+/// Texts of the model in a message or delta of OpenAI's completions.
+const IN_MESSAGE: &str = "content content[].text content[].thinking[].text reasoning_content reasoning refusal \
+                          tool_calls[].function.name tool_calls[].function.arguments function_call.name \
+                          function_call.arguments";
+/// Texts of the model elsewhere: in text completions, and in events and documents of the responses API and of messages.
+const WRITTEN: &str = ".choices[].text \
+                       .delta .output[].content[].text .output[].content[].refusal .output[].summary[].text \
+                       .output[].name .output[].arguments \
+                       .delta.text .delta.thinking .delta.partial_json .content[].text .content[].thinking .content[].name";
+
 /// Whether the model wrote the text at this path.
 fn is_written(place: &str) -> bool {
-    let message = [".choices[].delta.", ".choices[].message."];
-    let message = message
-        .into_iter()
-        .find_map(|begin| place.strip_prefix(begin));
-    if let Some(rest) = message {
-        return [
-            "content",
-            "content[].text",
-            "content[].thinking[].text",
-            "reasoning_content",
-            "reasoning",
-            "refusal",
-            "tool_calls[].function.name",
-            "tool_calls[].function.arguments",
-            "function_call.name",
-            "function_call.arguments",
-        ]
-        .contains(&rest);
-    }
-    [
-        // Text completions.
-        ".choices[].text",
-        // The responses API: events and documents.
-        ".delta",
-        ".output[].content[].text",
-        ".output[].content[].refusal",
-        ".output[].summary[].text",
-        ".output[].name",
-        ".output[].arguments",
-        // Messages: events and documents.
-        ".delta.text",
-        ".delta.thinking",
-        ".delta.partial_json",
-        ".content[].text",
-        ".content[].thinking",
-        ".content[].name",
-    ]
-    .contains(&place)
-        || place.starts_with(".content[].input.")
+    let message = place.strip_prefix(".choices[].delta.");
+    let message = message.or_else(|| place.strip_prefix(".choices[].message."));
+    let (known, place) = message.map_or((WRITTEN, place), |rest| (IN_MESSAGE, rest));
+    known.split(' ').any(|known| known == place) || place.starts_with(".content[].input.")
 }
 
 /// Embeddings and media, whose length says nothing about tokens.

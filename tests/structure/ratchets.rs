@@ -63,7 +63,7 @@ const BOUNDS: &[(&str, usize)] = &[
     ("lines of telemetry", 960),
     // With its small folders.
     ("lines of the root", 3010),
-    ("lines of gateway", 2680),
+    ("lines of gateway", 3030),
     ("lines of operators", 6367),
     ("dependencies by default", 75),
     ("dependencies with all features", 111),

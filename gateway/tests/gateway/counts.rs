@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::usage::Count;
+use crate::{
+    usage::Count,
+    weights::{Tokens, Weights},
+};
 
 /// After these events, behind a prompt that was estimated at 100.
 fn after(events: impl IntoIterator<Item = Value>) -> Count {
@@ -25,7 +28,13 @@ fn read_document(count: &mut Count, document: &[u8]) {
 }
 
 fn total(events: impl IntoIterator<Item = Value>) -> u32 {
-    after(events).total()
+    units(&after(events))
+}
+
+/// A unit for each token.
+fn units(count: &Count) -> u32 {
+    let weights: Weights = "input=1".parse().expect("a unit each");
+    weights.cost(count.tokens())
 }
 
 /// A text of this many tokens.
@@ -121,6 +130,37 @@ fn reports_are_the_truth() {
         "prompt_tokens_details": { "cached_tokens": 5 },
     });
     assert_eq!(total([json!({ "choices": [], "usage": cached })]), 15);
+}
+
+/// In the places of each provider, inside of the prompt's tokens or beside them.
+#[test]
+fn tokens_from_a_cache_are_a_kind_of_their_own() {
+    let of = |prompt: &str, details: &str| json!({ "usage": { prompt: 700, "output_tokens": 8, details: { "cached_tokens": 500 } } });
+    let beside = json!({
+        "input_tokens": 150, "cache_creation_input_tokens": 50, "cache_read_input_tokens": 500,
+    });
+    let deepseek = json!({
+        "prompt_tokens": 700, "prompt_cache_hit_tokens": 500, "prompt_cache_miss_tokens": 200,
+        "prompt_tokens_details": { "cached_tokens": 500 }, "completion_tokens": 8,
+    });
+    let delta = json!({ "type": "message_delta", "usage": { "output_tokens": 8 } });
+    for events in [
+        vec![of("prompt_tokens", "prompt_tokens_details")],
+        vec![json!({ "response": of("input_tokens", "input_tokens_details") })],
+        vec![message_start(beside), delta],
+        vec![json!({ "usage": deepseek })],
+    ] {
+        let kinds = Tokens {
+            input: 200,
+            cached: 500,
+            output: 8,
+        };
+        assert_eq!(after(events.clone()).tokens(), kinds, "{events:?}");
+    }
+    // A report that cannot be is none of less than nothing.
+    let more = json!({ "prompt_tokens": 5, "prompt_tokens_details": { "cached_tokens": 9 } });
+    let kinds = after([json!({ "usage": more })]).tokens();
+    assert_eq!((kinds.input, kinds.cached), (0, 5));
 }
 
 /// LocalAI does in each chunk, and others at the end of a stream.
@@ -239,14 +279,14 @@ fn an_error_costs_what_came_before_it() {
 
     let mut failed = Count::new(100);
     failed.fail();
-    assert_eq!(failed.total(), 0);
+    assert_eq!(units(&failed), 0);
     read_document(&mut failed, br#"{"error":{"message":"too long"}}"#);
-    assert_eq!(failed.total(), 0);
+    assert_eq!(units(&failed), 0);
     read_document(
         &mut failed,
         json!({ "usage": used(7, 0) }).to_string().as_bytes(),
     );
-    assert_eq!(failed.total(), 7);
+    assert_eq!(units(&failed), 7);
 }
 
 #[test]
@@ -264,13 +304,13 @@ fn other_data_costs_nothing() {
         r#"{"usage":{}}"#,
     ] {
         read_event(&mut count, data.as_bytes());
-        assert_eq!(count.total(), 100, "{data}");
+        assert_eq!(units(&count), 100, "{data}");
     }
     read_event(
         &mut count,
         br#"{"usage":{"completion_tokens":-1,"prompt_tokens":"many"}}"#,
     );
-    assert_eq!(count.total(), 100);
+    assert_eq!(units(&count), 100);
     let most = json!({ "usage": { "prompt_tokens": u64::MAX, "completion_tokens": u64::MAX } });
     assert_eq!(total([most]), u32::MAX);
 }
@@ -280,7 +320,7 @@ fn an_answer_that_is_no_stream_costs_what_it_reports() {
     let read = |answer: &[u8]| {
         let mut count = Count::new(100);
         read_document(&mut count, answer);
-        count.total()
+        units(&count)
     };
     let of = |answer: Value| read(answer.to_string().as_bytes());
     assert_eq!(of(json!({ "choices": [], "usage": used(7, 8) })), 15);
@@ -311,7 +351,7 @@ fn an_answer_that_reports_nothing_costs_its_text() {
     let read = |answer: &[u8]| {
         let mut count = Count::new(100);
         read_document(&mut count, answer);
-        count.total()
+        units(&count)
     };
     let of = |answer: Value| read(answer.to_string().as_bytes());
     let text = words(10);
@@ -339,7 +379,7 @@ fn an_answer_that_reports_nothing_costs_its_text() {
     assert_eq!(read(&[b'a'; 40]), 110);
     let mut unread = Count::new(100);
     unread.add_unread(40);
-    assert_eq!(unread.total(), 110, "gzip, most likely");
+    assert_eq!(units(&unread), 110, "gzip, most likely");
     // An answer that was cut short counts as far as it came.
     let whole = json!({ "choices": [{ "message": message }], "usage": used(7, 8) }).to_string();
     let (half, _) = whole.split_once("a a a").expect("a text");

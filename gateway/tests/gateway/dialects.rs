@@ -163,7 +163,10 @@ fn a_request_without_a_key_is_a_401() {
                 (status.as_u16(), text(&headers, "www-authenticate")),
                 (401, "Bearer")
             );
-            let (kind, _, message) = error(path, &body);
+            let (kind, code, message) = error(path, &body);
+            if path != "/v1/messages" {
+                assert_eq!(code, "missing_api_key");
+            }
             let expected = match path {
                 "/v1/messages" => "authentication_error",
                 _ => "invalid_request_error",

@@ -1,7 +1,11 @@
 //! Two processes of the gateway, with the policy of its file, on a real Redis and in front of an upstream controlled by the
 //! test: the view of a service owner. Also the gateway's parsers of requests and answers in isolation.
 
+mod access;
 mod answers;
+mod authentication;
+#[path = "../../src/callers.rs"]
+mod callers;
 mod connections;
 mod counts;
 mod dialects;
@@ -19,6 +23,7 @@ mod options;
 mod path;
 mod paths;
 mod policy;
+mod prices;
 #[path = "../../src/prompt.rs"]
 mod prompt;
 mod prompts;
@@ -32,8 +37,13 @@ mod sse;
 mod stage;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+#[path = "../../src/time.rs"]
+mod time;
+mod times;
 mod tokens;
 mod unreported;
 mod upstream;
 #[path = "../../src/usage.rs"]
 mod usage;
+#[path = "../../src/weights.rs"]
+mod weights;

@@ -54,6 +54,21 @@ fn requests_with_tokens_are_known_by_their_paths() {
     }
 }
 
+#[test]
+fn the_model_is_known_by_its_name_or_the_beginning_of_it() {
+    let long = format!(r#"{{"model":"{}"}}"#, "m".repeat(100));
+    let begin = "m".repeat(64);
+    for (request, model) in [
+        (r#"{"stream":true,"model":"small\u00e9"}"#, Some("smallé")),
+        (r#"{"messages":[{"model":"other"}],"model":null}"#, None),
+        (r#"{"model":"old","model":"new"}"#, Some("new")),
+        (&long, Some(&*begin)),
+        ("{}", None),
+    ] {
+        assert_eq!(openai(request).model.as_deref(), model, "{request}");
+    }
+}
+
 /// Unchanged byte by byte, except the insertion.
 #[test]
 fn a_stream_is_asked_for_its_usage() {

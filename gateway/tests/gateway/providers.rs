@@ -382,64 +382,6 @@ fn a_stream_whose_slot_was_lost_ends_with_an_error() {
 }
 
 #[test]
-fn only_listed_callers_are_served() {
-    alone(async {
-        let stage = Stage::new().await;
-        let folder = TempDir::new().expect("a folder");
-        let file = folder.path().join("callers.txt");
-        fs::write(&file, "# ours\nalice\n\n  bob  \n").expect("a file");
-        let upstream = format!("http://{}", stage.upstream.address());
-        let replica = stage
-            .replica(&upstream, &["--callers", file.to_str().expect("text")])
-            .await;
-        let ask = async |headers: &[(&str, &str)]| {
-            let mut request = Request::get("/v1/models").header("host", "gateway");
-            for (name, value) in headers {
-                request = request.header(*name, *value);
-            }
-            let request = request.body(Empty::new()).expect("a request");
-            send(&replica, Version::HTTP_11, request)
-                .await
-                .status()
-                .as_u16()
-        };
-        for (headers, expected) in [
-            (&[("x-api-key", "alice")][..], 200),
-            (&[("authorization", "Bearer bob")], 200),
-            (
-                &[("authorization", "bearer alice"), ("x-api-key", "alice")],
-                200,
-            ),
-            (&[], 401),
-            (&[("x-api-key", "mallory")], 401),
-            (&[("x-api-key", "# ours")], 401),
-            (&[("x-api-key", "")], 401),
-            (&[("authorization", "Basic alice")], 401),
-            // The limits would count it by the other one.
-            (
-                &[("x-api-key", "alice"), ("authorization", "Bearer mallory")],
-                401,
-            ),
-            (&[("x-api-key", "alice"), ("x-api-key", "mallory")], 401),
-        ] {
-            assert_eq!(ask(headers).await, expected, "{headers:?}");
-        }
-        fs::write(&file, "mallory\n").expect("a file");
-        replica.hang_up();
-        replica.until_logged("reloaded", 1).await;
-        assert_eq!(ask(&[("x-api-key", "mallory")]).await, 200);
-        assert_eq!(ask(&[("x-api-key", "alice")]).await, 401);
-        for (number, faulty) in [(1, "\n"), (2, "mallory\nali")] {
-            fs::write(&file, faulty).expect("a file");
-            replica.hang_up();
-            replica.until_logged("not reloaded", number).await;
-            assert_eq!(ask(&[("x-api-key", "mallory")]).await, 200);
-            assert_eq!(ask(&[("x-api-key", "ali")]).await, 401);
-        }
-    });
-}
-
-#[test]
 fn metrics_and_health_have_an_address_of_their_own() {
     alone(async {
         let stage = Stage::new().await;
