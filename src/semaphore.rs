@@ -73,6 +73,9 @@ struct Bound {
     /// The tenant under a fair limit. [`Key::SHARED`]: none.
     tenant: Key,
     share: u32,
+    /// The cost of a request at a rate, and whether a cost above the burst counts as the burst.
+    cost: u32,
+    clamps: bool,
     /// The idle slots of the key, if the limit reuses slots.
     pool: Option<Arc<BoundPool>>,
 }
@@ -132,6 +135,42 @@ impl Semaphore {
         bound.limit.check_value(value)?;
         bound.value = Some(value);
         Ok(self)
+    }
+
+    /// Sets the cost of a request at the last limit, a rate. Default: 1.
+    ///
+    /// For a cost that is known before the work begins; [`Permit::budget`] adds what is known later.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_turnstile::{Limit, Limiter};
+    /// const TOKENS: Limit = Limit::rate("tokens", 100_000, Duration::from_secs(60));
+    ///
+    /// let prompt = Limiter::in_memory().semaphore(&TOKENS, "acme")?.cost(1_500)?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the limit is not a rate. A cost above its burst is refused as
+    /// [`InvalidCost`](crate::AcquireErrorKind::InvalidCost) when a permit is acquired.
+    pub fn cost(mut self, cost: u32) -> Result<Self, ConfigError> {
+        let bound = self.last();
+        if bound.limit.period().is_none() {
+            let name = bound.limit.name();
+            let message = format!("limit `{name}` is not a rate, so its requests have no cost");
+            return Err(ConfigError::value(message));
+        }
+        bound.cost = cost;
+        Ok(self)
+    }
+
+    /// With the cost of a request at the last limit, and whether a cost above the burst counts as the burst.
+    #[cfg(feature = "config")]
+    pub(crate) fn charging(mut self, cost: u32, clamps: bool) -> Self {
+        let bound = self.last();
+        (bound.cost, bound.clamps) = (cost, clamps);
+        self
     }
 
     pub(crate) fn labelled(mut self, label: Label) -> Self {
@@ -398,8 +437,8 @@ impl Inner {
             },
             value: bound.value,
             weight,
-            cost: 1,
-            clamps: false,
+            cost: bound.cost,
+            clamps: bound.clamps,
             tenant: bound.payer(),
             exempt: false,
             admitted: false,
@@ -425,6 +464,8 @@ impl Bound {
             value: None,
             tenant: Key::SHARED,
             share: 1,
+            cost: 1,
+            clamps: false,
         })
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
+    cost::CostConfig,
     error::{ConfigFileError, Faults, unknown},
     key::{CallerKey, KeyConfig},
     limit::{LimitConfig, OutcomeConfig},
@@ -86,6 +87,12 @@ impl CheckedLimit {
         };
         let share = self.shares.get(&key).copied();
         Ok((key, share.unwrap_or(1)))
+    }
+
+    /// The cost of a request that does not say its own, and whether a cost above the burst counts as the burst.
+    pub(super) fn cost(&self) -> (u32, bool) {
+        let cost = self.config.cost.as_ref().and_then(CostConfig::fixed);
+        (cost.unwrap_or(1), self.config.clamp_cost)
     }
 
     /// The scope of this limit on a route, with the rule for a request's key.

@@ -36,7 +36,15 @@ impl CostConfig {
 
     /// Whether a rate with this burst refuses every request.
     pub(super) fn is_above(&self, burst: u32) -> bool {
-        matches!(self, Self::Fixed(cost) if *cost > burst)
+        self.fixed().is_some_and(|cost| cost > burst)
+    }
+
+    /// The cost, unless requests have their own.
+    pub(super) fn fixed(&self) -> Option<u32> {
+        match self {
+            Self::Fixed(cost) => Some(*cost),
+            Self::Header(_) => None,
+        }
     }
 
     pub(super) fn apply(&self, scope: Scope) -> Scope {

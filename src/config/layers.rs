@@ -99,18 +99,18 @@ impl RouteLayers {
         self.checked.routes.find(method, path).ok()?
     }
 
-    /// The key of a caller under a limit, and the caller's own value, if any.
+    /// A limit, the key of a caller under it, and the caller's own value, if any.
     pub(super) fn caller(
         &self,
         limit_name: &str,
         caller: &str,
-    ) -> Result<(Key, Option<LimitValue>), ConfigFileError> {
+    ) -> Result<(&CheckedLimit, Key, Option<LimitValue>), ConfigFileError> {
         let path = format!("limits.{limit_name}");
         let checked = self.known(&path, limit_name)?;
         let key = checked.key_of(caller);
         let key = key.map_err(|fault| ConfigFileError::of(&format!("{path}.key"), fault))?;
         let value = checked.values.get(&key).copied();
-        Ok((key, value))
+        Ok((checked, key, value))
     }
 
     /// A tenant of a limit, and its share.

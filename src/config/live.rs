@@ -162,7 +162,8 @@ impl LiveConfig {
         limits?.try_into().ok()
     }
 
-    /// Creates a semaphore of a limit for a caller, with the caller's value from a plan or an override.
+    /// Creates a semaphore of a limit for a caller, with the caller's value from a plan or an override, and
+    /// the limit's cost, if it is a number.
     ///
     /// For work other than requests, such as a job, under the same limit as requests. The caller is written as in the file:
     /// the value of the header, the client's address, or the name of the route. An empty caller stands for all callers
@@ -198,10 +199,13 @@ impl LiveConfig {
     /// If the configuration has no limit with this name, a caller is given for a shared limit, no caller is given although
     /// a key is required, or the key must be an address and is not.
     pub fn semaphore(&self, limit: &Limit, caller: &str) -> Result<Semaphore, ConfigFileError> {
-        let (key, value) = self.0.layers.load().caller(limit.name(), caller)?;
+        let layers = self.0.layers.load();
+        let (checked, key, value) = layers.caller(limit.name(), caller)?;
+        let (cost, clamps) = checked.cost();
         let path = format!("limits.{}", limit.name());
         let fault = |error: ConfigError| ConfigFileError::of(&path, error.to_string());
         let semaphore = self.0.limiter.semaphore(limit, key).map_err(fault)?;
+        let semaphore = semaphore.charging(cost, clamps);
         match value {
             Some(value) => semaphore.value(value).map_err(fault),
             None => Ok(semaphore),

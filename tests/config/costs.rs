@@ -11,7 +11,7 @@ use tower_turnstile::{
     config::{Config, LiveConfig},
 };
 
-async fn layer(cost: &str) -> LimitLayer {
+async fn live(cost: &str) -> LiveConfig {
     let text = format!(
         "
         [limits.tokens]
@@ -26,7 +26,11 @@ async fn layer(cost: &str) -> LimitLayer {
         "
     );
     let config = Config::from_toml(&text).unwrap_or_else(|error| panic!("{error}"));
-    LiveConfig::connect(&config).await.unwrap().layer()
+    LiveConfig::connect(&config).await.unwrap()
+}
+
+async fn layer(cost: &str) -> LimitLayer {
+    live(cost).await.layer()
 }
 
 async fn send(layer: &LimitLayer, cost: Option<&str>) -> Response<()> {
@@ -219,4 +223,24 @@ async fn a_rate_of_the_file_has_its_unit() {
     let response = send(&layer, None).await;
     let policy = response.headers()["ratelimit-policy"].to_str().unwrap();
     assert!(policy.ends_with("qu=\"tokens\""), "{policy}");
+}
+
+/// Work in code costs what a request does, unless it has a cost of its own.
+#[tokio::test]
+async fn a_semaphore_costs_what_the_file_says() {
+    for (file, own, left) in [
+        ("", None, 9),
+        ("cost = 4", None, 6),
+        ("cost = 4", Some(7), 3),
+        ("cost = { header = 'x-prompt-tokens' }", None, 9),
+        ("clamp_cost = true", Some(11), 0),
+    ] {
+        let live = live(file).await;
+        let tokens = live.limit("tokens").unwrap();
+        let semaphore = live.semaphore(&tokens, "").unwrap();
+        let semaphore = own.map_or(Ok(semaphore.clone()), |cost| semaphore.cost(cost));
+        let permit = semaphore.unwrap().acquire().await.unwrap();
+        let budget = permit.budget("tokens").unwrap();
+        assert_eq!(budget.remaining(), Some(left), "{file} {own:?}");
+    }
 }

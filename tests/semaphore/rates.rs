@@ -45,6 +45,7 @@ conformance! {
     a_shutdown_refunds_those_who_wait,
     keys_do_not_share_a_rate,
     a_request_costs_what_the_closure_says,
+    a_permit_costs_what_its_semaphore_says,
 }
 
 /// Takes everything that the rate admits at once.
@@ -372,6 +373,23 @@ async fn a_request_costs_what_the_closure_says(backend: Backend) {
         0
     );
     assert_eq!(send(&limiter, dear, "/").await.status(), 429);
+}
+
+async fn a_permit_costs_what_its_semaphore_says(backend: Backend) {
+    let limiter = backend.replica().await;
+    let ten = Limit::rate("ten", 10, 10 * SPACING);
+    let semaphore = limiter.semaphore(&ten, Key::SHARED).unwrap();
+    let seven = semaphore.clone().cost(7).unwrap();
+    let _permit = seven.acquire().await.unwrap();
+    let refused = seven.try_acquire().await.unwrap_err();
+    assert_eq!(refused.kind(), AcquireErrorKind::TooSoon);
+    assert_eq!(take_all(&semaphore).await, 3);
+    let dear = semaphore.cost(11).unwrap().try_acquire().await.unwrap_err();
+    let expected = (AcquireErrorKind::InvalidCost, 11, 10);
+    assert_eq!((dear.kind(), dear.cost(), dear.max()), expected);
+    let of_slots = limiter.semaphore(&ALL, Key::SHARED).unwrap().cost(2);
+    let message = "limit `all` is not a rate, so its requests have no cost";
+    assert_eq!(of_slots.unwrap_err().to_string(), message);
 }
 
 #[cfg(feature = "test-util")]
