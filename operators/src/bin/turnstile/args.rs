@@ -8,16 +8,16 @@ use clap::{ArgGroup, Args as Group, Parser, Subcommand, ValueEnum};
 use tower_turnstile::{Mode, PermitId};
 use tower_turnstile_operate::{KeyDigest, Revocation, Target, TenantDigest};
 
-#[cfg(unix)]
-use crate::job::RunArgs;
 use crate::{check::CheckArgs, code, commands::CommandError, text::parse_duration};
+#[cfg(unix)]
+use crate::{job::RunArgs, serve::ServeArgs};
 
 /// Shows who holds the slots of a service's limits and who waits, by asking its replicas; changes limits for a limited
-/// time; and runs commands under them.
+/// time; runs commands under them; and serves their slots to programs.
 ///
 /// Exit codes: 0 done; 1 refused or not found, and nothing changed; 2 wrong call; 3 the store did not answer; 4 some
 /// replicas, or all, have not answered or confirmed a change, or none has the changed limit; 5 the output could not be
-/// written. `run` has its own.
+/// written. `run` and `serve` have their own.
 #[derive(Debug, Parser)]
 #[command(name = "turnstile", version)]
 pub(crate) struct Args {
@@ -104,6 +104,16 @@ pub(crate) enum Command {
         after_help = "Example: turnstile run gpu --key acme --concurrent 8 --wait 30m -- python train.py"
     )]
     Run(RunArgs),
+    /// Serves slots over HTTP, to programs in any language.
+    ///
+    /// A client holds a slot for as long as its request lives: curl -N http://127.0.0.1:3100/slots/gpu -d key=acme. The
+    /// guide's page "Not Rust" has parameters, events and a client in Python. SIGTERM tells holders to finish within
+    /// --grace. If the server is killed by SIGKILL, the slots of its clients are free once their leases have ended (30 s).
+    ///
+    /// Exit codes: 0: ended by a signal. 1: cannot listen. 2: wrong call. 78: the file is faulty, or the store refuses.
+    #[cfg(unix)]
+    #[command(after_help = "Example: turnstile serve --limit gpu=2 --fair --page 127.0.0.1:3101")]
+    Serve(ServeArgs),
     /// Becomes a command that dies with its parent.
     #[cfg(target_os = "linux")]
     #[command(hide = true)]

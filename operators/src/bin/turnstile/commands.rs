@@ -9,14 +9,14 @@ use tower_turnstile_operate::{
     Answers, Finding, Health, OperateError, OperateErrorKind, Operator, TenantDigest,
 };
 
-#[cfg(unix)]
-use crate::job;
 use crate::{
     args::{Args, Command, Of},
     change, check, code,
     output::{self, Row},
     text::escaped,
 };
+#[cfg(unix)]
+use crate::{job, serve};
 
 /// Why a command failed.
 pub(crate) struct CommandError {
@@ -77,6 +77,10 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
     #[cfg(unix)]
     if let Command::Run(job) = &args.command {
         return job::run(args, job).await;
+    }
+    #[cfg(unix)]
+    if let Command::Serve(options) = &args.command {
+        return serve::run(args, options).await;
     }
     let builder = Operator::builder().namespace(&args.namespace);
     if let Command::Doctor = args.command {

@@ -1,5 +1,5 @@
 //! `turnstile`: shows who holds the slots of a service's limits and who waits, by asking its replicas; changes limits
-//! for a limited time; and runs commands under them.
+//! for a limited time; runs commands under them; and serves their slots to programs.
 
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
@@ -17,6 +17,8 @@ mod commands;
 #[cfg(unix)]
 mod job;
 mod output;
+#[cfg(unix)]
+mod serve;
 mod table;
 mod text;
 

@@ -1,0 +1,137 @@
+"""Slots of `turnstile serve`: `with slot("gpu", tenant="acme", wait=30): ...`, or `async with`. See README.md."""
+
+from __future__ import annotations
+
+import asyncio, contextlib, ctypes, json, os, socket, sys, threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+
+class Lost(Exception):
+    """The slot is over: `lost`, `revoked`, `max_hold`, `client_timeout`, `shut_down` or `disconnected`."""
+
+
+class Refused(Exception):
+    """No slot: the status, and `kind` and `retry_after` (seconds, or None) of the problem details."""
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        super().__init__(f"{status}: {problem.get('detail')}")
+        self.status, self.kind, self.retry_after = status, problem.get("kind"), problem.get("retry_after")
+
+
+class slot:
+    """A slot of a limit, held during one `with` or `async with` block. A thread talks to the server meanwhile."""
+
+    def __init__(self, limit: str, *, url: str = "", token: str = "", silence: float = 15, **parameters: str | float) -> None:
+        self._url = urlsplit(url or os.environ.get("TURNSTILE_URL", "http://127.0.0.1:3100"))
+        self._token, self._silence = token or os.environ.get("TURNSTILE_TOKEN"), silence
+        self._limit, self._parameters = limit, {"label": os.path.basename(sys.argv[0]), **parameters}
+        self._granted, self._left, self._lock = Future[None](), threading.Event(), threading.Lock()
+        self._socket: socket.socket | None = None
+        self.permit, self.lost, self.draining = "", "", False
+
+    def use(self, action: str, **cost: int) -> None:
+        """`use("settle", cost=1790)` sets the cost of a permit of a rate, `use("spend", cost=5)` adds to it. Blocks."""
+        with contextlib.closing(self._connect()) as connection:
+            self._post(connection, f"/permits/{self.permit}/{action}", {"secret": self._secret, **cost})
+
+    def __enter__(self) -> slot:
+        holder, set_error = ctypes.c_ulong(threading.get_ident()), ctypes.pythonapi.PyThreadState_SetAsyncExc
+        self._take_back = lambda: set_error(holder, None)
+        with self._asking(lambda: set_error(holder, ctypes.py_object(Lost))):
+            self._granted.result()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(Lost):  # which may be raised anywhere until it is taken back
+            self._leave()
+            self._take_back()
+        self._leave()
+        if self.lost and kind in (None, Lost):
+            raise Lost(self.lost) from None
+
+    async def __aenter__(self) -> slot:
+        loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._cancelling, self._is_cancelled = self._task.cancelling(), False
+        def cancel() -> None:
+            self._is_cancelled = not self._left.is_set() and self._task.cancel()
+        with self._asking(lambda: loop.call_soon_threadsafe(cancel)):
+            await asyncio.wrap_future(self._granted)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._leave()  # before it awaits anything: no cancellation keeps the slot
+        if self._is_cancelled:
+            with contextlib.suppress(asyncio.CancelledError):  # its own, if that has not been raised yet
+                await asyncio.sleep(0)
+            is_own = self._task.uncancel() <= self._cancelling
+            if kind in (None, asyncio.CancelledError):
+                raise Lost(self.lost) if is_own else asyncio.CancelledError
+
+    @contextlib.contextmanager
+    def _asking(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        self._granted.set_running_or_notify_cancel()  # so that only the server decides it
+        threading.Thread(target=self._hold, args=[interrupt], daemon=True).start()
+        try:
+            yield
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._left.set()
+        with contextlib.suppress(OSError):  # the server has closed it
+            _ = self._socket and self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _hold(self, interrupt: Callable[[], object]) -> None:
+        try:
+            with contextlib.closing(self._connect()) as connection:
+                self._socket = connection.sock
+                try:
+                    self._follow(self._post(connection, f"/slots/{quote(self._limit, '')}", self._parameters))
+                except Exception as error:
+                    if not self._granted.done():
+                        raise
+                    with self._lock:
+                        if not self._left.is_set():
+                            self.lost = error.args[0] if isinstance(error, Lost) else "disconnected"
+                            interrupt()
+                self._left.wait()  # the slot is in use until then
+        except Exception as error:
+            self._granted.set_exception(error)
+
+    def _connect(self) -> HTTPConnection:
+        kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
+        connection = kind(self._url.netloc, timeout=self._silence)
+        connection.connect()
+        return connection
+
+    def _post(self, connection: HTTPConnection, path: str, parameters: dict[str, Any]) -> HTTPResponse:
+        if self._left.is_set():
+            raise ConnectionAbortedError("the block has ended")
+        fields = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        connection.request("POST", self._url.path + path, urlencode(parameters), fields)
+        response = connection.getresponse()
+        if response.status // 100 != 2:
+            raise Refused(response.status, json.load(response) if "json" in response.headers.get_content_type() else {})
+        return response
+
+    def _follow(self, response: HTTPResponse) -> None:
+        """Reads events until the slot is over, and raises the reason."""
+        for line in response:
+            if line == b":\n" and self.permit and "client_timeout" in self._parameters:
+                with contextlib.suppress(OSError, Refused):  # the stream tells what is wrong
+                    self.use("ping")
+            if line.startswith(b"event: "):
+                name, data = line[7:-1], json.loads(next(response)[6:])
+                if name in (b"refused", b"lost"):
+                    raise Lost(data["reason"]) if name == b"lost" else Refused(503, data)
+                self.draining |= name == b"draining"
+                if name == b"granted":
+                    self.permit, self._secret = data["permit"], data["secret"]
+                    self._granted.set_result(None)
+        raise ConnectionError("the server has closed the connection")

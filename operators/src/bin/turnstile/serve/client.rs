@@ -1,0 +1,233 @@
+//! A client, from its request to the end of its slot: which event it gets, and when its slot is released.
+//!
+//! A task of its own holds the permit, and ends as soon as the client disconnects. So neither a client that does not read
+//! nor a full buffer delays the end of a slot.
+
+use std::{future::pending, pin::Pin, sync::Arc, task, time::Duration};
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{OwnedSemaphorePermit, mpsc, watch},
+    time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout},
+};
+use tower_turnstile::{Acquire, AcquireError, Permit};
+
+use super::{Phase, Serving, form::SlotForm, held::HeldPermit, problem::HttpProblem};
+
+/// How often a waiting client's place is checked, before it has one and later.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A request that is not decided on within this time gets its refusal as an event.
+const DECIDED: Duration = Duration::from_secs(1);
+/// Events that a client has not read. The last of them are kept for events that occur once.
+const EVENTS: usize = 16;
+const KEPT: usize = 8;
+
+/// Asks for a slot. `place`: one of the clients that the server has room for.
+pub(super) async fn open(
+    serving: &Arc<Serving>,
+    limit: String,
+    form: SlotForm,
+    place: OwnedSemaphorePermit,
+) -> Result<EventBody, HttpProblem> {
+    let semaphore = serving.limits.semaphore(&limit, &form)?;
+    let mut acquire = semaphore.acquire_many(form.weight.unwrap_or(1));
+    let decided = decided(&mut acquire).await.transpose()?;
+    let (sender, events) = mpsc::channel(EVENTS);
+    let client = Client {
+        serving: serving.clone(),
+        rate: semaphore.limit().period().map(|_| limit),
+        client_timeout: form.client_timeout,
+        events: sender,
+    };
+    tokio::spawn(async move {
+        let permit = match decided {
+            Some(permit) => Some(permit),
+            None => client.wait(acquire).await,
+        };
+        if let Some(permit) = permit {
+            client.hold(permit).await;
+        }
+    });
+    Ok(EventBody {
+        events,
+        _place: place,
+    })
+}
+
+/// `None`: the request waits.
+async fn decided(acquire: &mut Acquire) -> Option<Result<Permit, AcquireError>> {
+    let until = Instant::now() + DECIDED;
+    loop {
+        tokio::select! {
+            biased;
+            outcome = &mut *acquire => return Some(outcome),
+            () = sleep(FIRST_LOOK) => {
+                if acquire.position().is_some() || until <= Instant::now() {
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+struct Client {
+    serving: Arc<Serving>,
+    /// The limit, if it is a rate.
+    rate: Option<String>,
+    client_timeout: Option<Duration>,
+    events: mpsc::Sender<Bytes>,
+}
+
+impl Client {
+    /// `None`: the client has left, or is refused.
+    async fn wait(&self, mut acquire: Acquire) -> Option<Permit> {
+        let mut phase = self.serving.phase.subscribe();
+        let (mut looks, mut beats) = (every(LOOK_EVERY), every(self.serving.heartbeat));
+        let mut told = None;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.events.closed() => return None,
+                outcome = &mut acquire => match outcome {
+                    Ok(permit) => return Some(permit),
+                    Err(error) => {
+                        self.tell_text("refused", HttpProblem::from(error).body());
+                        return None;
+                    }
+                },
+                // It asks another server, where it keeps its slot for longer.
+                () = reached(&mut phase, Phase::Draining) => {
+                    self.tell_text("refused", HttpProblem::shut_down().body());
+                    return None;
+                }
+                _ = looks.tick() => {
+                    let place = Some((acquire.position(), acquire.waiting()));
+                    if place != told && self.has_room() {
+                        let (position, waiting) = place.unwrap_or_default();
+                        self.tell("queued", &json!({"position": position, "waiting": waiting}));
+                        told = place;
+                    }
+                }
+                _ = beats.tick() => self.beat(),
+            }
+        }
+    }
+
+    async fn hold(&self, permit: Permit) {
+        let budget = self.rate.as_ref().and_then(|rate| permit.budget(rate).ok());
+        let (name, held) = match self.serving.held.enter(&permit, budget) {
+            Ok(entered) => entered,
+            Err(problem) => return self.tell_text("refused", problem.body()),
+        };
+        self.tell(
+            "granted",
+            &json!({
+                "permit": name.id,
+                "secret": name.secret,
+                "waited": permit.waited().as_secs_f64(),
+                "heartbeat": self.serving.heartbeat.as_secs_f64(),
+            }),
+        );
+        let why = self.over(&permit, &held).await;
+        self.serving.held.leave(&name.id);
+        let Some(why) = why else { return };
+        self.tell("lost", &json!({"reason": why}));
+        // Its slot stays in use until the work has ended.
+        if matches!(why, "revoked" | "max_hold") {
+            let _ = timeout(self.serving.grace, self.events.closed()).await;
+        }
+    }
+
+    /// Why the slot is over. `None`: the client has left.
+    async fn over(&self, permit: &Permit, held: &HeldPermit) -> Option<&'static str> {
+        let serving = &self.serving;
+        let (mut draining, mut ended) = (serving.phase.subscribe(), serving.phase.subscribe());
+        let mut beats = every(serving.heartbeat);
+        let (granted, mut is_told) = (Instant::now(), false);
+        let mut heard = granted;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.events.closed() => return None,
+                why = permit.lost() => return Some(why.as_str()),
+                // The permit of a rate is not lost in a shutdown.
+                () = reached(&mut ended, Phase::Ended) => return Some("shut_down"),
+                () = reached(&mut draining, Phase::Draining), if !is_told => {
+                    self.tell("draining", &json!({"grace": serving.grace.as_secs_f64()}));
+                    is_told = true;
+                }
+                () = after(granted, serving.max_hold) => return Some("max_hold"),
+                () = held.pinged.notified() => heard = Instant::now(),
+                () = after(heard, self.client_timeout) => return Some("client_timeout"),
+                _ = beats.tick() => self.beat(),
+            }
+        }
+    }
+
+    /// A comment, unless the client does not read.
+    fn beat(&self) {
+        if self.has_room() {
+            self.send(Bytes::from_static(b":\n\n"));
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.events.capacity() > KEPT
+    }
+
+    fn tell(&self, name: &str, data: &Value) {
+        self.tell_text(name, data.to_string().as_bytes());
+    }
+
+    /// `data`: one line.
+    fn tell_text(&self, name: &str, data: &[u8]) {
+        let event = [b"event: ", name.as_bytes(), b"\ndata: ", data, b"\n\n"];
+        self.send(event.concat().into());
+    }
+
+    /// There is room, or the client has left.
+    fn send(&self, event: Bytes) {
+        let _ = self.events.try_send(event);
+    }
+}
+
+/// Ticks at once, and then at this interval.
+fn every(period: Duration) -> Interval {
+    let mut interval = interval(period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
+
+async fn reached(phase: &mut watch::Receiver<Phase>, at: Phase) {
+    // The sender is one of the server's, which outlives its clients.
+    let _ = phase.wait_for(|phase| *phase >= at).await;
+}
+
+async fn after(start: Instant, time: Option<Duration>) {
+    match time {
+        Some(time) => sleep_until(start + time).await,
+        None => pending().await,
+    }
+}
+
+/// A client's events. Dropping it, as when the client disconnects, ends the client.
+pub(super) struct EventBody {
+    events: mpsc::Receiver<Bytes>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Body for EventBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut task::Context<'_>,
+    ) -> task::Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let event = self.events.poll_recv(cx);
+        event.map(|event| event.map(|event| Ok(Frame::data(event))))
+    }
+}

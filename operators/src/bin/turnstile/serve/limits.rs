@@ -1,0 +1,170 @@
+//! The limits: from a file, as a service reads it, or from `--limit`; and the semaphore for a client's parameters.
+
+use std::{collections::BTreeSet, env, fmt::Write, path::Path};
+
+use http::StatusCode;
+use tower_turnstile::{
+    Limiter, Semaphore,
+    config::{Config, ConfigFileError, LiveConfig, StoreUrl},
+};
+use tower_turnstile_operate::{Operator, admin::Admin};
+
+use super::{
+    args::{LimitArg, ServeArgs},
+    form::SlotForm,
+    problem::HttpProblem,
+};
+use crate::{args::Args, code, commands::CommandError};
+
+pub(super) struct ServedLimits {
+    live: LiveConfig,
+    config: Config,
+}
+
+impl ServedLimits {
+    pub(super) async fn connect(args: &Args, serve: &ServeArgs) -> Result<Self, CommandError> {
+        let config = read(args, serve).await?;
+        let live = LiveConfig::connect(&config).await;
+        let live = live.map_err(|error| faulty(serve.source.config.as_deref(), &error))?;
+        Ok(Self { live, config })
+    }
+
+    pub(super) fn limiter(&self) -> &Limiter {
+        self.live.limiter()
+    }
+
+    /// A page that asks all replicas of the store.
+    pub(super) async fn page(&self) -> Result<Admin, CommandError> {
+        let store = self.config.store.clone();
+        let url = match store.url {
+            StoreUrl::Plain(url) => url,
+            StoreUrl::Env(name) => env::var(name).unwrap_or_default(),
+            _ => String::new(),
+        };
+        let page = if url == "memory:" {
+            Admin::of(self.limiter())
+        } else {
+            let namespace = store.namespace.unwrap_or_else(|| "turnstile".to_owned());
+            let operator = Operator::builder().namespace(namespace).connect(&url);
+            Admin::builder(operator.await?)
+        };
+        Ok(page.build()?)
+    }
+
+    /// The semaphore for a client. Key, tenant, share, value and cost are resolved as in a service with the file.
+    pub(super) fn semaphore(&self, name: &str, form: &SlotForm) -> Result<Semaphore, HttpProblem> {
+        let limit = (self.live.limit(name)).ok_or_else(|| {
+            let detail = format!("there is no limit `{name}`");
+            HttpProblem::new(StatusCode::NOT_FOUND, "unknown_limit", detail)
+        })?;
+        let is_fair = (self.config.limits.get(name))
+            .is_some_and(|declared| declared.tenant_source().is_some());
+        let unfit = |parameter: &'static str, has: &str| {
+            let message = format!("limit `{name}` has no {has}");
+            Err(HttpProblem::parameter(parameter, message))
+        };
+        match form {
+            SlotForm {
+                tenant: Some(_), ..
+            } if !is_fair => return unfit("tenant", "tenants: it is not fair"),
+            SlotForm {
+                share: Some(_),
+                tenant: None,
+                ..
+            } => {
+                return Err(HttpProblem::parameter("share", "needs a `tenant`"));
+            }
+            SlotForm {
+                weight: Some(_), ..
+            } if limit.period().is_some() => {
+                return unfit("weight", "slots: it is a rate");
+            }
+            SlotForm { cost: Some(_), .. } if limit.period().is_none() => {
+                return unfit("cost", "cost: it is not a rate");
+            }
+            _ => {}
+        }
+        let limit = match form.wait {
+            Some(wait) => limit.wait_up_to(wait),
+            None => limit,
+        };
+        let semaphore = if is_fair {
+            let tenant = form.tenant.as_deref().unwrap_or_default();
+            self.live.tenant_semaphore(&limit, &form.key, tenant)
+        } else {
+            self.live.semaphore(&limit, &form.key)
+        };
+        let mut semaphore = semaphore.map_err(|error| of_caller(&error))?;
+        // The form has checked both ranges.
+        let fault = |parameter| move |error| HttpProblem::parameter(parameter, format!("{error}"));
+        if let Some(share) = form.share {
+            semaphore = semaphore.share(share).map_err(fault("share"))?;
+        }
+        if let Some(cost) = form.cost {
+            semaphore = semaphore.cost(cost).map_err(fault("cost"))?;
+        }
+        Ok(semaphore.label(form.label.clone()))
+    }
+}
+
+/// The limit refuses this key or tenant, or requires one.
+fn of_caller(error: &ConfigFileError) -> HttpProblem {
+    let fault = error.faults().first();
+    let is_tenant = fault.is_some_and(|fault| fault.path().ends_with(".fair"));
+    let parameter = if is_tenant { "tenant" } else { "key" };
+    let message = fault.map_or("", |fault| fault.message());
+    HttpProblem::parameter(parameter, message)
+}
+
+async fn read(args: &Args, serve: &ServeArgs) -> Result<Config, CommandError> {
+    let mut config = match &serve.source.config {
+        Some(path) => {
+            let config = Config::from_file(path).await;
+            config.map_err(|error| faulty(Some(path), &error))?
+        }
+        None => declared(&serve.source.limit, serve.fair)?,
+    };
+    // Operators see each client, and can revoke its slot.
+    config.store.operable = true;
+    if config.store.url == StoreUrl::default() {
+        config.store.url = args.store()?.into();
+        let namespace = &mut config.store.namespace;
+        namespace.get_or_insert_with(|| args.namespace.clone());
+    }
+    Ok(config)
+}
+
+/// The file that declares these limits: callers have any key, wait for up to a day, and are refused while the store is
+/// down.
+fn declared(limits: &[LimitArg], is_fair: bool) -> Result<Config, CommandError> {
+    let (mut text, mut seen) = ("unlimited = true\n".to_owned(), BTreeSet::new());
+    for limit in limits {
+        let LimitArg { name, slots } = limit;
+        if !seen.insert(name) {
+            let message = format!("--limit {name} is given twice");
+            return Err(CommandError::new(code::WRONG_CALL, message));
+        }
+        let slots = slots.map_or_else(|| slots_in_force(name), Ok)?;
+        // A string of JSON is one of TOML.
+        let name = serde_json::Value::from(name.as_str());
+        let _ = write!(
+            text,
+            "[limits.{name}]\nconcurrent = {slots}\nkey = {{ header = 'key' }}\nfair = {is_fair}\n\
+             wait = '24h'\nfallback = 'reject'\nunrouted = true\n"
+        );
+    }
+    Config::from_toml(&text).map_err(|error| faulty(None, &error))
+}
+
+/// The slots of a limit that is named without them.
+fn slots_in_force(name: &str) -> Result<u32, CommandError> {
+    let message = format!("--limit {name}: write its slots: {name}=8");
+    Err(CommandError::new(code::WRONG_CALL, message))
+}
+
+fn faulty(path: Option<&Path>, error: &ConfigFileError) -> CommandError {
+    let place = path.map_or("--limit".into(), |path| path.display().to_string());
+    let faults = error.faults().iter();
+    let lines: Vec<_> = faults.map(|fault| format!("{place}: {fault}")).collect();
+    CommandError::new(code::CONFIG, lines.join("; "))
+}

@@ -1,0 +1,178 @@
+//! `turnstile serve`: slots over HTTP, for programs in any language. A slot is held for as long as its request lives.
+//!
+//! | file | what it decides |
+//! | --- | --- |
+//! | `args` | the values of the arguments |
+//! | `limits` | the limits, and the semaphore for a client's parameters |
+//! | `server` | connections: where, how many, how long |
+//! | `api` | which requests are accepted, and what each path does |
+//! | `form` | the parameters of a request, and their ranges |
+//! | `client` | the events of a client, and when its slot is released |
+//! | `held` | what a client does with its permit on another connection |
+//! | `problem` | answers to requests that reach no limit |
+
+mod api;
+mod args;
+mod client;
+mod form;
+mod held;
+mod limits;
+mod problem;
+mod server;
+
+use std::{convert::Infallible, future::pending, process::ExitCode, sync::Arc, time::Duration};
+
+use futures_util::future::join;
+use hmac_sha256::Hash;
+use hyper::service::service_fn;
+use hyper_util::{server::graceful::GracefulShutdown, service::TowerToHyperService};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::{Semaphore, watch},
+    time::{sleep, timeout},
+};
+
+pub(crate) use self::args::ServeArgs;
+use self::{args::Address, held::HeldPermits, limits::ServedLimits, server::Socket};
+use crate::{args::Args, code, commands::CommandError, output};
+
+/// Heartbeats without an acknowledgement after which a client's machine is dead.
+const DEAD_AFTER: u32 = 3;
+/// Connections besides those of clients, for pings.
+const MORE_CONNECTIONS: usize = 1_000;
+/// Connections to the page.
+const PAGE_CONNECTIONS: usize = 100;
+/// Time for clients to read the last events.
+const CLOSE: Duration = Duration::from_secs(1);
+/// Pause between attempts to reach the store for the page.
+const RETRY_EVERY: Duration = Duration::from_secs(5);
+
+/// What all requests share.
+struct Serving {
+    limits: ServedLimits,
+    /// The hash of the token.
+    token: Option<[u8; 32]>,
+    heartbeat: Duration,
+    max_hold: Option<Duration>,
+    grace: Duration,
+    phase: watch::Sender<Phase>,
+    /// A permit for each client.
+    clients: Arc<Semaphore>,
+    max_clients: u32,
+    held: HeldPermits,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Serving,
+    /// Newcomers are refused, and holders have the grace.
+    Draining,
+    /// The grace is over.
+    Ended,
+}
+
+/// Serves until a signal comes.
+pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, CommandError> {
+    serve.check()?;
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let mut signals = EndSignals::catch()?;
+    let socket = Socket::bind(&serve.listen).await?;
+    let page = match serve.page {
+        Some(address) => Some(Socket::bind(&Address::Tcp(address)).await?),
+        None => None,
+    };
+    let serving = Arc::new(Serving {
+        limits: ServedLimits::connect(args, serve).await?,
+        token: serve
+            .token
+            .as_ref()
+            .map(|token| Hash::hash(token.as_bytes())),
+        heartbeat: serve.heartbeat,
+        max_hold: serve.max_hold,
+        grace: serve.grace,
+        phase: watch::Sender::new(Phase::Serving),
+        clients: Arc::new(Semaphore::new(serve.max_clients as usize)),
+        max_clients: serve.max_clients,
+        held: HeldPermits::default(),
+    });
+    let connections = GracefulShutdown::new();
+    let shared = serving.clone();
+    let service = service_fn(move |request| api::answer(shared.clone(), request));
+    let at_most = serve.max_clients as usize + MORE_CONNECTIONS;
+    output::line(&format!("listening on {}", socket.address()));
+    tokio::select! {
+        never = server::serve(&socket, at_most, serve.heartbeat * DEAD_AFTER, service, &connections) => match never {},
+        never = serve_page(&serving, page) => match never {},
+        () = async {
+            signals.next().await;
+            drain(&serving, signals).await;
+        } => {}
+    }
+    let _ = timeout(CLOSE, connections.shutdown()).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses newcomers, and gives holders the grace, unless there is another signal.
+async fn drain(serving: &Serving, mut signals: EndSignals) {
+    serving.phase.send_replace(Phase::Draining);
+    let limiter = serving.limits.limiter();
+    let gone = serving.clients.acquire_many(serving.max_clients);
+    let report = tokio::select! {
+        (report, _) = join(limiter.shutdown(serving.grace), timeout(serving.grace, gone)) => report,
+        () = signals.next() => limiter.shutdown(Duration::ZERO).await,
+    };
+    serving.phase.send_replace(Phase::Ended);
+    if report.unconfirmed > 0 {
+        note!(
+            "turnstile: the store has not confirmed all releases: their slots are free when their leases end"
+        );
+    }
+}
+
+async fn serve_page(serving: &Serving, page: Option<Socket>) -> Infallible {
+    let Some(socket) = page else {
+        return pending().await;
+    };
+    output::line(&format!("page on {}", socket.address()));
+    let page = loop {
+        match serving.limits.page().await {
+            Ok(page) => break page,
+            Err(error) => note!("turnstile: the page waits for the store: {}", error.message),
+        }
+        sleep(RETRY_EVERY).await;
+    };
+    let page = TowerToHyperService::new(page);
+    let connections = GracefulShutdown::new();
+    let dead_after = serving.heartbeat * DEAD_AFTER;
+    server::serve(&socket, PAGE_CONNECTIONS, dead_after, page, &connections).await
+}
+
+/// The signals that end the server.
+struct EndSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl EndSignals {
+    fn catch() -> Result<Self, CommandError> {
+        Ok(Self {
+            interrupt: caught(SignalKind::interrupt())?,
+            terminate: caught(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+fn caught(kind: SignalKind) -> Result<Signal, CommandError> {
+    let fault = |error| CommandError::new(code::REFUSED, format!("no signals: {error}"));
+    signal(kind).map_err(fault)
+}

@@ -1,0 +1,145 @@
+//! Connections: where clients connect, how many at a time, and how long each may take.
+
+use std::{
+    convert::Infallible, error::Error, fmt, fs, io, net::SocketAddr, path::PathBuf, pin::pin,
+    sync::Arc, time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::{body::Incoming, server::conn::http1, service::Service};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::Semaphore,
+    time::sleep,
+};
+
+use super::args::Address;
+use crate::{code, commands::CommandError};
+
+/// Longest time for a client to send the head of a request, and between two requests.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+/// Bytes of a head.
+const MAX_HEAD: usize = 16 * 1024;
+/// Pause after a failed accept, which is most likely due to a lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A listening socket.
+pub(super) enum Socket {
+    Tcp(TcpListener, SocketAddr),
+    Unix(UnixListener, PathBuf),
+}
+
+/// A connection to a client.
+trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+
+impl Socket {
+    pub(super) async fn bind(address: &Address) -> Result<Self, CommandError> {
+        let bound = match address {
+            Address::Tcp(address) => Self::bind_tcp(*address).await,
+            Address::Unix(path) => {
+                // Left by a server that has ended.
+                if UnixStream::connect(path).await.is_err_and(is_refused) {
+                    let _ = fs::remove_file(path);
+                }
+                UnixListener::bind(path).map(|socket| Self::Unix(socket, path.clone()))
+            }
+        };
+        let fault = |error| format!("cannot listen on {address}: {error}");
+        bound.map_err(|error| CommandError::new(code::REFUSED, fault(error)))
+    }
+
+    async fn bind_tcp(address: SocketAddr) -> io::Result<Self> {
+        let socket = TcpListener::bind(address).await?;
+        let address = socket.local_addr()?;
+        Ok(Self::Tcp(socket, address))
+    }
+
+    /// `dead_after`: how long a peer may acknowledge nothing, on Linux.
+    async fn accept(&self, dead_after: Duration) -> io::Result<Box<dyn Wire>> {
+        Ok(match self {
+            Self::Tcp(socket, _) => {
+                let (stream, _) = socket.accept().await?;
+                let _ = stream.set_nodelay(true);
+                give_up_after(&stream, dead_after);
+                Box::new(stream)
+            }
+            Self::Unix(socket, _) => Box::new(socket.accept().await?.0),
+        })
+    }
+}
+
+fn is_refused(error: io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
+}
+
+/// Otherwise the slot of a client on a dead network stays taken for a quarter of an hour.
+#[cfg_attr(not(target_os = "linux"), allow(unused_variables))]
+fn give_up_after(stream: &TcpStream, time: Duration) {
+    #[cfg(target_os = "linux")]
+    let _ = socket2::SockRef::from(stream).set_tcp_user_timeout(Some(time));
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Socket {
+    pub(super) fn address(&self) -> Address {
+        match self {
+            Self::Tcp(_, address) => Address::Tcp(*address),
+            Self::Unix(_, path) => Address::Unix(path.clone()),
+        }
+    }
+}
+
+/// Serves connections without end. A connection ends with its future, so a request whose client has left is dropped.
+pub(super) async fn serve<S, B>(
+    socket: &Socket,
+    at_most: usize,
+    dead_after: Duration,
+    service: S,
+    connections: &GracefulShutdown,
+) -> Infallible
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S: Clone + Send + 'static,
+    S::Future: Send,
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+{
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new());
+    server.header_read_timeout(HEAD_TIME).max_buf_size(MAX_HEAD);
+    let room = Arc::new(Semaphore::new(at_most));
+    loop {
+        let place = room.clone().acquire_owned().await;
+        match socket.accept(dead_after).await {
+            Ok(stream) => {
+                let connection = server.serve_connection(TokioIo::new(stream), service.clone());
+                let connection = connections.watch(connection);
+                tokio::spawn(async move {
+                    // A client that leaves is not a fault.
+                    let _ = pin!(connection).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                note!("turnstile: a connection was not accepted: {error}");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}

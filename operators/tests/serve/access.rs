@@ -1,0 +1,236 @@
+//! Who may connect, where, and how many; the page; and calls that are refused.
+
+use std::{path::Path, process::Command};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+};
+
+use crate::{
+    scene::{Scene, file, send, send_to_socket, turnstile, until},
+    support::{alone, redis_server::RedisServer, soon},
+};
+
+const TOKEN: &str = "a token of 24 characters";
+
+async fn with_fields(scene: &Scene, fields: &str) -> crate::scene::Answer {
+    let stream = TcpStream::connect(scene.serve.address()).await;
+    send(stream.expect("it listens"), "/slots/gpu", fields, "").await
+}
+
+#[test]
+fn only_the_token_opens() {
+    alone(async {
+        let set = |command: &mut Command| {
+            command.env("TURNSTILE_TOKEN", TOKEN);
+        };
+        let scene = Scene::started(&[], set).await;
+        for (fields, kind) in [
+            ("", "no_token"),
+            ("authorization: Basic YTpi\r\n", "no_token"),
+            (
+                "authorization: Bearer another token of 24 c\r\n",
+                "wrong_token",
+            ),
+            ("authorization: Bearer \r\n", "no_token"),
+        ] {
+            let answer = with_fields(&scene, fields).await;
+            assert_eq!(answer.status, 401, "{fields}");
+            assert!(
+                answer.head.contains("www-authenticate: Bearer"),
+                "{}",
+                answer.head
+            );
+            assert_eq!(answer.problem().await["kind"], kind, "{fields}");
+        }
+        let mut answer = with_fields(&scene, &format!("authorization: Bearer {TOKEN}\r\n")).await;
+        assert_eq!(answer.event().await.0, "granted");
+    });
+}
+
+/// A page in a browser could use the server of its visitor.
+#[test]
+fn pages_are_refused() {
+    alone(async {
+        let scene = Scene::new(&[]).await;
+        let answer = with_fields(&scene, "origin: http://evil.example\r\n").await;
+        assert_eq!(
+            (answer.status, &answer.problem().await["kind"]),
+            (403, &"cross_site".into())
+        );
+    });
+}
+
+#[test]
+fn a_server_has_room_for_so_many_clients() {
+    alone(async {
+        let scene = Scene::new(&["--max-clients", "1"]).await;
+        let (client, _) = scene.granted("gpu", "key=a").await;
+        let other = scene.post("/slots/gpu", "key=b").await;
+        assert_eq!(
+            (other.status, &other.problem().await["kind"]),
+            (503, &"busy".into())
+        );
+        drop(client);
+        until(async || scene.post("/slots/gpu", "key=b").await.status == 200).await;
+    });
+}
+
+#[test]
+fn a_head_that_is_slow_or_long_is_refused() {
+    alone(async {
+        let scene = Scene::new(&[]).await;
+        let mut silent = TcpStream::connect(scene.serve.address()).await.unwrap();
+        silent
+            .write_all(b"POST /slots/gpu HTTP/1.1\r\n")
+            .await
+            .unwrap();
+        let mut end = Vec::new();
+        // Whatever it is told, the connection is closed.
+        soon(silent.read_to_end(&mut end)).await.unwrap();
+        let field = format!("x-long: {}\r\n", "a".repeat(20_000));
+        assert_eq!(with_fields(&scene, &field).await.status, 431);
+    });
+}
+
+#[test]
+fn a_unix_socket_works_like_a_port() {
+    alone(async {
+        let redis = RedisServer::start();
+        let file = file(&redis);
+        let folder = tempfile::TempDir::new().unwrap();
+        let socket = folder.path().join("turnstile.sock");
+        let listen = format!("unix:{}", socket.display());
+        let config = file.path().to_str().unwrap();
+        // The second finds the socket of the first, which was killed.
+        for _ in 0..2 {
+            let command = turnstile(&["serve", "--config", config, "--listen", &listen]);
+            let mut server = tokio::process::Command::from(command);
+            let mut server = server.kill_on_drop(true).spawn().unwrap();
+            let mut said = BufReader::new(server.stdout.take().unwrap()).lines();
+            let line = soon(said.next_line()).await.unwrap().unwrap();
+            assert_eq!(line, format!("listening on {listen}"));
+            let mut client = send_to_socket(Path::new(&socket), "/slots/keyed", "key=a").await;
+            // The first one's lease may not have ended.
+            assert!([200, 429].contains(&client.status), "{}", client.head);
+            if client.status == 200 {
+                assert_eq!(client.event().await.0, "granted");
+            }
+            soon(server.kill()).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_page_shows_the_replica_and_changes_nothing() {
+    alone(async {
+        let redis = RedisServer::start();
+        let file = file(&redis);
+        let config = file.path().to_str().unwrap();
+        let local = "127.0.0.1:0";
+        let options = [
+            "serve", "--config", config, "--listen", local, "--page", local,
+        ];
+        let mut server = tokio::process::Command::from(turnstile(&options));
+        let mut server = server.kill_on_drop(true).spawn().unwrap();
+        let mut said = BufReader::new(server.stdout.take().unwrap()).lines();
+        let mut address = async |what: &str| {
+            let line = soon(said.next_line()).await.unwrap().unwrap();
+            line.strip_prefix(what).expect("in this order").to_owned()
+        };
+        let _clients = address("listening on http://").await;
+        let page = address("page on http://").await;
+        let ask = async |line: &str| {
+            let mut stream = TcpStream::connect(&*page).await.unwrap();
+            let head = format!(
+                "{line} HTTP/1.0\r\nhost: {page}\r\nx-turnstile: 1\r\n\
+                 content-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}"
+            );
+            stream.write_all(head.as_bytes()).await.unwrap();
+            let mut text = String::new();
+            soon(stream.read_to_string(&mut text)).await.unwrap();
+            text
+        };
+        assert!(ask("GET /").await.contains("<!doctype html>"));
+        until(async || ask("GET /api/status").await.contains("\"gpu\"")).await;
+        assert!(ask("POST /api/changes").await.contains("read_only"));
+    });
+}
+
+#[test]
+fn wrong_calls_say_what_to_mend() {
+    let redis = RedisServer::start();
+    let file = file(&redis);
+    let config = file.path().to_str().unwrap();
+    for (options, code, words) in [
+        (&["--limit", "gpu"][..], 2, "write its slots: gpu=8"),
+        (&["--limit", "gpu=0"], 2, "it must be 1 to 1000000"),
+        (&["--limit", "gpu=x"], 2, "slots are a number"),
+        (&["--limit", "gpu=1", "--limit", "gpu=2"], 2, "given twice"),
+        (
+            &["--limit", "gpu=1", "--config", config],
+            2,
+            "cannot be used with",
+        ),
+        (&[], 2, "required"),
+        (&["--config", "/nowhere"], 78, "/nowhere"),
+        (
+            &["--limit", "gpu=1", "--listen", "0.0.0.0:0"],
+            2,
+            "TURNSTILE_TOKEN",
+        ),
+        (
+            &["--limit", "gpu=1", "--token", "short"],
+            2,
+            "16 to 512 bytes",
+        ),
+        (
+            &["--limit", "gpu=1", "--heartbeat", "1h"],
+            2,
+            "must be 100ms to 1m",
+        ),
+        (
+            &["--limit", "gpu=1", "--listen", "unix:"],
+            2,
+            "path of the socket",
+        ),
+        (
+            &["--limit", "gpu=1", "--listen", "unix:/nowhere/a"],
+            1,
+            "cannot listen on unix:/nowhere/a",
+        ),
+    ] {
+        let url = redis.url();
+        let arguments = [&["--store", &url, "serve"], options].concat();
+        let output = turnstile(&arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {said}");
+        assert!(said.contains(words), "{options:?}: {said}");
+    }
+}
+
+/// As `turnstile run --concurrent`: any key, fair if all users of the limit say so.
+#[test]
+fn limits_of_the_command_line_have_keys_and_tenants() {
+    alone(async {
+        let redis = RedisServer::start();
+        let url = redis.url();
+        let limits = ["--limit", "gpu=1", "--limit", "big \"one\"=2", "--fair"];
+        let arguments = ["--store", &url, "serve", "--listen", "127.0.0.1:0"];
+        let serve = turnstile(&[&arguments[..], &limits].concat());
+        let serve = crate::support::replica::Replica::launch(serve).await;
+        let ask = async |path: &str, form: &str| {
+            let stream = TcpStream::connect(serve.address()).await.unwrap();
+            send(stream, path, "", form).await
+        };
+        let mut first = ask("/slots/gpu", "key=a&tenant=acme&share=2").await;
+        assert_eq!(first.event().await.0, "granted");
+        let mut other = ask("/slots/gpu", "key=b").await;
+        assert_eq!(other.event().await.0, "granted");
+        let mut spaced = ask("/slots/big%20%22one%22", "weight=2").await;
+        assert_eq!(spaced.event().await.0, "granted");
+        let mut waiter = ask("/slots/gpu", "key=a").await;
+        assert_eq!(waiter.event().await.0, "queued");
+    });
+}
