@@ -6,7 +6,7 @@ import asyncio, contextlib, ctypes, json, os, socket, sys, threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 
@@ -35,12 +35,12 @@ class slot:
 
     def use(self, action: str, **cost: int) -> None:
         """`use("settle", cost=1790)` sets the cost of a permit of a rate, `use("spend", cost=5)` adds to it. Blocks."""
-        with contextlib.closing(self._connect()) as connection:
-            self._post(connection, f"/permits/{self.permit}/{action}", {"secret": self._secret, **cost})
+        with self._post(f"/permits/{self.permit}/{action}", {"secret": self._secret, **cost}):
+            pass
 
     def __enter__(self) -> slot:
         holder, set_error = ctypes.c_ulong(threading.get_ident()), ctypes.pythonapi.PyThreadState_SetAsyncExc
-        self._take_back = lambda: set_error(holder, None)
+        self._take_back: Callable[[], object] = lambda: set_error(holder, None)
         with self._asking(lambda: set_error(holder, ctypes.py_object(Lost))):
             self._granted.result()
         return self
@@ -54,7 +54,7 @@ class slot:
             raise Lost(self.lost) from None
 
     async def __aenter__(self) -> slot:
-        loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        loop, self._task = asyncio.get_running_loop(), cast(asyncio.Task[Any], asyncio.current_task())
         self._cancelling, self._is_cancelled = self._task.cancelling(), False
         def cancel() -> None:
             self._is_cancelled = not self._left.is_set() and self._task.cancel()
@@ -84,15 +84,15 @@ class slot:
     def _leave(self) -> None:
         with self._lock:
             self._left.set()
-        with contextlib.suppress(OSError):  # the server has closed it
-            _ = self._socket and self._socket.shutdown(socket.SHUT_RDWR)
+        if self._socket:
+            with contextlib.suppress(OSError):  # the server has closed it
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _hold(self, interrupt: Callable[[], object]) -> None:
         try:
-            with contextlib.closing(self._connect()) as connection:
-                self._socket = connection.sock
+            with self._post(f"/slots/{quote(self._limit, '')}", self._parameters) as response:
                 try:
-                    self._follow(self._post(connection, f"/slots/{quote(self._limit, '')}", self._parameters))
+                    self._follow(response)
                 except Exception as error:
                     if not self._granted.done():
                         raise
@@ -104,21 +104,21 @@ class slot:
         except Exception as error:
             self._granted.set_exception(error)
 
-    def _connect(self) -> HTTPConnection:
+    @contextlib.contextmanager
+    def _post(self, path: str, parameters: dict[str, Any]) -> Iterator[HTTPResponse]:
         kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
-        connection = kind(self._url.netloc, timeout=self._silence)
-        connection.connect()
-        return connection
-
-    def _post(self, connection: HTTPConnection, path: str, parameters: dict[str, Any]) -> HTTPResponse:
-        if self._left.is_set():
-            raise ConnectionAbortedError("the block has ended")
-        fields = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        connection.request("POST", self._url.path + path, urlencode(parameters), fields)
-        response = connection.getresponse()
-        if response.status // 100 != 2:
-            raise Refused(response.status, json.load(response) if "json" in response.headers.get_content_type() else {})
-        return response
+        with contextlib.closing(kind(self._url.netloc, timeout=self._silence)) as connection:
+            connection.connect()
+            self._socket = self._socket or connection.sock  # the first is the slot's
+            if self._left.is_set():
+                raise ConnectionAbortedError("the block has ended")
+            fields = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            connection.request("POST", self._url.path + path, urlencode(parameters), fields)
+            response = connection.getresponse()
+            if response.status // 100 != 2:
+                is_json = "json" in response.headers.get_content_type()
+                raise Refused(response.status, json.load(response) if is_json else {})
+            yield response
 
     def _follow(self, response: HTTPResponse) -> None:
         """Reads events until the slot is over, and raises the reason."""
@@ -129,7 +129,7 @@ class slot:
             if line.startswith(b"event: "):
                 name, data = line[7:-1], json.loads(next(response)[6:])
                 if name in (b"refused", b"lost"):
-                    raise Lost(data["reason"]) if name == b"lost" else Refused(503, data)
+                    raise Lost(data["reason"]) if name == b"lost" else Refused(data["status"], data)
                 self.draining |= name == b"draining"
                 if name == b"granted":
                     self.permit, self._secret = data["permit"], data["secret"]
