@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 
+import anyio
 import uvicorn
 from cases import Peak
 from fastapi import FastAPI
@@ -41,10 +42,20 @@ async def stream():
     return StreamingResponse(parts())
 
 
+@app.get("/scope")
+async def scope():
+    """Cancelled by a scope of anyio, which cancels each `await` again until the scope is left."""
+    with anyio.move_on_after(random.random() / 10):
+        async with slot("gpu", key="beta", wait=60):
+            with peak:
+                await anyio.sleep(random.random() / 20)
+    return {}
+
+
 async def client(port):
     """Half of them leave at a random time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    path = random.choice(["task", "thread", "stream"])
+    path = random.choice(["task", "thread", "stream", "scope"])
     writer.write(f"GET /{path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
     try:
         async with asyncio.timeout(random.random() if random.random() < 0.5 else 60):

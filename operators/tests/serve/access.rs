@@ -34,6 +34,7 @@ fn only_the_token_opens() {
                 "wrong_token",
             ),
             ("authorization: Bearer \r\n", "no_token"),
+            ("authorization: Bear\r\n", "no_token"),
         ] {
             let answer = with_fields(&scene, fields).await;
             assert_eq!(answer.status, 401, "{fields}");
@@ -44,7 +45,7 @@ fn only_the_token_opens() {
             );
             assert_eq!(answer.problem().await["kind"], kind, "{fields}");
         }
-        let mut answer = with_fields(&scene, &format!("authorization: Bearer {TOKEN}\r\n")).await;
+        let mut answer = with_fields(&scene, &format!("authorization: bearer {TOKEN}\r\n")).await;
         assert_eq!(answer.event().await.0, "granted");
     });
 }
@@ -208,6 +209,21 @@ fn wrong_calls_say_what_to_mend() {
         assert_eq!(output.status.code(), Some(code), "{options:?}: {said}");
         assert!(said.contains(words), "{options:?}: {said}");
     }
+}
+
+/// A file in the place of the socket is not a socket that a server has left.
+#[test]
+fn a_file_is_not_overwritten() {
+    let redis = RedisServer::start();
+    let file = file(&redis);
+    let listen = format!("unix:{}", file.path().display());
+    let url = redis.url();
+    let arguments = [
+        "--store", &url, "serve", "--limit", "gpu=1", "--listen", &listen,
+    ];
+    let output = turnstile(&arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(file.path().is_file());
 }
 
 /// As `turnstile run --concurrent`: any key, fair if all users of the limit say so.

@@ -50,23 +50,15 @@ async fn respond(
     );
     if !is_known {
         let detail = "the paths are /slots/{limit}, and /permits/{id}/ping, settle and spend";
-        return Err(HttpProblem::new(
-            StatusCode::NOT_FOUND,
-            "no_such_path",
-            detail,
-        ));
+        return Err(HttpProblem::new(404, "no_such_path", detail));
     }
     if head.method != Method::POST {
         let detail = "each path takes POST only";
-        return Err(HttpProblem::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "method",
-            detail,
-        ));
+        return Err(HttpProblem::new(405, "method", detail));
     }
     if head.uri.query().is_some() {
         let detail = "parameters are in the body: proxies log the queries of URLs";
-        return Err(HttpProblem::new(StatusCode::BAD_REQUEST, "query", detail));
+        return Err(HttpProblem::new(400, "query", detail));
     }
     let form = Form::parse(&read(body).await?)?;
     match path[..] {
@@ -80,17 +72,16 @@ async fn respond(
 fn admit(serving: &Serving, head: &Parts) -> Result<(), HttpProblem> {
     if head.headers.contains_key(header::ORIGIN) {
         let detail = "pages of browsers hold no slots";
-        return Err(HttpProblem::new(
-            StatusCode::FORBIDDEN,
-            "cross_site",
-            detail,
-        ));
+        return Err(HttpProblem::new(403, "cross_site", detail));
     }
     let Some(expected) = &serving.token else {
         return Ok(());
     };
     let sent = head.headers.get(header::AUTHORIZATION);
-    let token = sent.and_then(|sent| sent.as_bytes().strip_prefix(b"Bearer "));
+    let token = sent.and_then(|sent| {
+        let (scheme, token) = sent.as_bytes().split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
+    });
     let (kind, detail) = match token {
         Some(token) if Hash::verify(token, expected) => return Ok(()),
         Some(_) => ("wrong_token", "this is not the server's token"),
@@ -99,28 +90,18 @@ fn admit(serving: &Serving, head: &Parts) -> Result<(), HttpProblem> {
             "the token is missing: send it as `Authorization: Bearer <token>`",
         ),
     };
-    Err(HttpProblem::new(StatusCode::UNAUTHORIZED, kind, detail))
+    Err(HttpProblem::new(401, kind, detail))
 }
 
 async fn read(body: Incoming) -> Result<Bytes, HttpProblem> {
     let body = timeout(BODY_TIME, Limited::new(body, MAX_BODY).collect()).await;
     let (status, kind, detail) = match body {
         Ok(Ok(body)) => return Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => (
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too_large",
-            "a body has at most 8 KiB",
-        ),
-        Ok(Err(_)) => (
-            StatusCode::BAD_REQUEST,
-            "malformed",
-            "the body is cut short",
-        ),
-        Err(_) => (
-            StatusCode::REQUEST_TIMEOUT,
-            "too_slow",
-            "the body took more than 10 seconds",
-        ),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            (413, "too_large", "a body has at most 8 KiB")
+        }
+        Ok(Err(_)) => (400, "malformed", "the body is cut short"),
+        Err(_) => (408, "too_slow", "the body took more than 10 seconds"),
     };
     Err(HttpProblem::new(status, kind, detail))
 }
@@ -136,7 +117,7 @@ async fn open(
     let place = serving.clients.clone().try_acquire_owned();
     let place = place.map_err(|_| {
         let detail = "the server has as many clients as --max-clients allows";
-        HttpProblem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail)
+        HttpProblem::new(503, "busy", detail)
     })?;
     let events = client::open(serving, limit, form, place).await?;
     let mut response = Response::new(Either::Left(events));

@@ -104,11 +104,11 @@ impl Client {
                     return None;
                 }
                 _ = looks.tick() => {
-                    let place = Some((acquire.position(), acquire.waiting()));
-                    if place != told && self.has_room() {
-                        let (position, waiting) = place.unwrap_or_default();
+                    let place = (acquire.position(), acquire.waiting());
+                    if told != Some(place) && self.has_room() {
+                        let (position, waiting) = place;
                         self.tell("queued", &json!({"position": position, "waiting": waiting}));
-                        told = place;
+                        told = Some(place);
                     }
                 }
                 _ = beats.tick() => self.beat(),

@@ -8,7 +8,6 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use hmac_sha256::Hash;
-use http::StatusCode;
 use tokio::sync::Notify;
 use tower_turnstile::{Budget, Permit};
 
@@ -60,7 +59,7 @@ impl HeldPermits {
         let held = held.filter(|held| Hash::verify(secret.as_bytes(), &held.secret));
         held.ok_or_else(|| {
             let detail = "no permit with this id and this secret is held here";
-            HttpProblem::new(StatusCode::NOT_FOUND, "unknown_permit", detail)
+            HttpProblem::new(404, "unknown_permit", detail)
         })
     }
 
@@ -72,7 +71,7 @@ impl HeldPermits {
 impl HeldPermit {
     pub(super) fn budget(&self) -> Result<&Budget, HttpProblem> {
         let detail = "the permit is of a limit with slots, and only a rate has a budget";
-        let fault = || HttpProblem::new(StatusCode::BAD_REQUEST, "unknown_rate", detail);
+        let fault = || HttpProblem::new(400, "unknown_rate", detail);
         self.budget.as_ref().ok_or_else(fault)
     }
 }
@@ -80,9 +79,7 @@ impl HeldPermit {
 /// 128 random bits as text.
 fn random() -> Result<String, HttpProblem> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| {
-        let status = StatusCode::INTERNAL_SERVER_ERROR;
-        HttpProblem::new(status, "no_random", error.to_string())
-    })?;
+    let filled = getrandom::fill(&mut bytes);
+    filled.map_err(|error| HttpProblem::new(500, "no_random", error.to_string()))?;
     Ok(URL_SAFE_NO_PAD.encode(bytes))
 }

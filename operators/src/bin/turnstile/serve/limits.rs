@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, env, fmt::Write, path::Path};
 
-use http::StatusCode;
 use tower_turnstile::{
     Limiter, Semaphore,
     config::{Config, ConfigFileError, LiveConfig, StoreUrl},
@@ -55,7 +54,7 @@ impl ServedLimits {
     pub(super) fn semaphore(&self, name: &str, form: &SlotForm) -> Result<Semaphore, HttpProblem> {
         let limit = (self.live.limit(name)).ok_or_else(|| {
             let detail = format!("there is no limit `{name}`");
-            HttpProblem::new(StatusCode::NOT_FOUND, "unknown_limit", detail)
+            HttpProblem::new(404, "unknown_limit", detail)
         })?;
         let is_fair = (self.config.limits.get(name))
             .is_some_and(|declared| declared.tenant_source().is_some());

@@ -27,14 +27,17 @@ use hmac_sha256::Hash;
 use hyper::service::service_fn;
 use hyper_util::{server::graceful::GracefulShutdown, service::TowerToHyperService};
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
+    signal::{
+        ctrl_c,
+        unix::{Signal, SignalKind, signal},
+    },
     sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
 
 pub(crate) use self::args::ServeArgs;
 use self::{args::Address, held::HeldPermits, limits::ServedLimits, server::Socket};
-use crate::{args::Args, code, commands::CommandError, output};
+use crate::{args::Args, code, commands::CommandError, output, text::escaped};
 
 /// Heartbeats without an acknowledgement after which a client's machine is dead.
 const DEAD_AFTER: u32 = 3;
@@ -78,7 +81,9 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    let mut signals = EndSignals::catch()?;
+    let terminate = signal(SignalKind::terminate());
+    let fault = |error| CommandError::new(code::REFUSED, format!("no signals: {error}"));
+    let mut terminate = terminate.map_err(fault)?;
     let socket = Socket::bind(&serve.listen).await?;
     let page = match serve.page {
         Some(address) => Some(Socket::bind(&Address::Tcp(address)).await?),
@@ -86,10 +91,7 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
     };
     let serving = Arc::new(Serving {
         limits: ServedLimits::connect(args, serve).await?,
-        token: serve
-            .token
-            .as_ref()
-            .map(|token| Hash::hash(token.as_bytes())),
+        token: (serve.token.as_ref()).map(|token| Hash::hash(token.as_bytes())),
         heartbeat: serve.heartbeat,
         max_hold: serve.max_hold,
         grace: serve.grace,
@@ -107,8 +109,8 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
         never = server::serve(&socket, at_most, serve.heartbeat * DEAD_AFTER, service, &connections) => match never {},
         never = serve_page(&serving, page) => match never {},
         () = async {
-            signals.next().await;
-            drain(&serving, signals).await;
+            told_to_end(&mut terminate).await;
+            drain(&serving, &mut terminate).await;
         } => {}
     }
     let _ = timeout(CLOSE, connections.shutdown()).await;
@@ -116,13 +118,13 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
 }
 
 /// Refuses newcomers, and gives holders the grace, unless there is another signal.
-async fn drain(serving: &Serving, mut signals: EndSignals) {
+async fn drain(serving: &Serving, terminate: &mut Signal) {
     serving.phase.send_replace(Phase::Draining);
     let limiter = serving.limits.limiter();
     let gone = serving.clients.acquire_many(serving.max_clients);
     let report = tokio::select! {
         (report, _) = join(limiter.shutdown(serving.grace), timeout(serving.grace, gone)) => report,
-        () = signals.next() => limiter.shutdown(Duration::ZERO).await,
+        () = told_to_end(terminate) => limiter.shutdown(Duration::ZERO).await,
     };
     serving.phase.send_replace(Phase::Ended);
     if report.unconfirmed > 0 {
@@ -140,7 +142,7 @@ async fn serve_page(serving: &Serving, page: Option<Socket>) -> Infallible {
     let page = loop {
         match serving.limits.page().await {
             Ok(page) => break page,
-            Err(error) => note!("turnstile: the page waits for the store: {}", error.message),
+            Err(error) => note!("turnstile: the page waits: {}", escaped(&error.message)),
         }
         sleep(RETRY_EVERY).await;
     };
@@ -150,29 +152,10 @@ async fn serve_page(serving: &Serving, page: Option<Socket>) -> Infallible {
     server::serve(&socket, PAGE_CONNECTIONS, dead_after, page, &connections).await
 }
 
-/// The signals that end the server.
-struct EndSignals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl EndSignals {
-    fn catch() -> Result<Self, CommandError> {
-        Ok(Self {
-            interrupt: caught(SignalKind::interrupt())?,
-            terminate: caught(SignalKind::terminate())?,
-        })
+/// Completes when a signal tells the server to end.
+async fn told_to_end(terminate: &mut Signal) {
+    tokio::select! {
+        _ = ctrl_c() => {}
+        _ = terminate.recv() => {}
     }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
-
-fn caught(kind: SignalKind) -> Result<Signal, CommandError> {
-    let fault = |error| CommandError::new(code::REFUSED, format!("no signals: {error}"));
-    signal(kind).map_err(fault)
 }

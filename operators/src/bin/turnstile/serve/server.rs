@@ -1,8 +1,8 @@
 //! Connections: where clients connect, how many at a time, and how long each may take.
 
 use std::{
-    convert::Infallible, error::Error, fmt, fs, io, net::SocketAddr, path::PathBuf, pin::pin,
-    sync::Arc, time::Duration,
+    convert::Infallible, error::Error, fmt, fs, io, net::SocketAddr, os::unix::fs::FileTypeExt,
+    path::PathBuf, pin::pin, sync::Arc, time::Duration,
 };
 
 use bytes::Bytes;
@@ -46,8 +46,11 @@ impl Socket {
         let bound = match address {
             Address::Tcp(address) => Self::bind_tcp(*address).await,
             Address::Unix(path) => {
+                let is_socket = |found: fs::Metadata| found.file_type().is_socket();
                 // Left by a server that has ended.
-                if UnixStream::connect(path).await.is_err_and(is_refused) {
+                if fs::symlink_metadata(path).is_ok_and(is_socket)
+                    && UnixStream::connect(path).await.is_err_and(is_refused)
+                {
                     let _ = fs::remove_file(path);
                 }
                 UnixListener::bind(path).map(|socket| Self::Unix(socket, path.clone()))
