@@ -64,7 +64,7 @@ const BOUNDS: &[(&str, usize)] = &[
     // With its small folders.
     ("lines of the root", 3030),
     ("lines of gateway", 3030),
-    ("lines of operators", 6367),
+    ("lines of operators", 7440),
     ("dependencies by default", 75),
     ("dependencies with all features", 111),
 ];

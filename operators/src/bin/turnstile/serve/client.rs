@@ -98,7 +98,7 @@ impl Client {
                         return None;
                     }
                 },
-                // It asks another server, where it keeps its slot for longer.
+                // At another server it may keep its slot for longer than the grace.
                 () = reached(&mut phase, Phase::Draining) => {
                     self.tell_text("refused", HttpProblem::shut_down().body());
                     return None;

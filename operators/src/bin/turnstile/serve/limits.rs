@@ -58,30 +58,20 @@ impl ServedLimits {
         })?;
         let is_fair = (self.config.limits.get(name))
             .is_some_and(|declared| declared.tenant_source().is_some());
-        let unfit = |parameter: &'static str, has: &str| {
-            let message = format!("limit `{name}` has no {has}");
-            Err(HttpProblem::parameter(parameter, message))
-        };
-        match form {
-            SlotForm {
-                tenant: Some(_), ..
-            } if !is_fair => return unfit("tenant", "tenants: it is not fair"),
-            SlotForm {
-                share: Some(_),
-                tenant: None,
-                ..
-            } => {
-                return Err(HttpProblem::parameter("share", "needs a `tenant`"));
+        let is_rate = limit.period().is_some();
+        for (parameter, is_given, is_fit, what) in [
+            ("tenant", form.tenant.is_some(), is_fair, "not fair"),
+            ("share", form.share.is_some(), is_fair, "not fair"),
+            ("weight", form.weight.is_some(), !is_rate, "a rate"),
+            ("cost", form.cost.is_some(), is_rate, "not a rate"),
+        ] {
+            if is_given && !is_fit {
+                let message = format!("does not apply: limit `{name}` is {what}");
+                return Err(HttpProblem::parameter(parameter, message));
             }
-            SlotForm {
-                weight: Some(_), ..
-            } if limit.period().is_some() => {
-                return unfit("weight", "slots: it is a rate");
-            }
-            SlotForm { cost: Some(_), .. } if limit.period().is_none() => {
-                return unfit("cost", "cost: it is not a rate");
-            }
-            _ => {}
+        }
+        if form.share.is_some() && form.tenant.is_none() {
+            return Err(HttpProblem::parameter("share", "needs a `tenant`"));
         }
         let limit = match form.wait {
             Some(wait) => limit.wait_up_to(wait),

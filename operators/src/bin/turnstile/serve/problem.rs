@@ -18,7 +18,7 @@ impl HttpProblem {
     /// A fault of this parameter.
     pub(super) fn parameter(name: impl AsRef<str>, message: impl AsRef<str>) -> Self {
         let (name, message) = (name.as_ref(), message.as_ref());
-        let detail = format!("`{name}` {message}");
+        let detail = format!("`{name}`: {message}");
         Self::of(400, "parameter", &detail, Some(name))
     }
 
