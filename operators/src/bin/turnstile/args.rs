@@ -114,11 +114,13 @@ pub(crate) enum Command {
     #[cfg(unix)]
     #[command(after_help = "Example: turnstile serve --limit gpu=2 --fair --page 127.0.0.1:3101")]
     Serve(ServeArgs),
-    /// Becomes a command that dies with its parent.
+    /// Runs a command that dies with its parent.
     #[cfg(target_os = "linux")]
     #[command(hide = true)]
     DieWith {
         parent: i32,
+        #[arg(long)]
+        only_child: bool,
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },

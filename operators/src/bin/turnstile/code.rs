@@ -19,6 +19,8 @@ pub(crate) const NO_SLOT: u8 = 75;
 pub(crate) const LOST: u8 = 76;
 /// Commands cannot be started: EX_CONFIG.
 pub(crate) const CONFIG: u8 = 78;
+/// The command was stopped because it had its slot for too long: the code of `timeout`.
+pub(crate) const TIMED_OUT: u8 = 124;
 /// The shell's code.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The shell's code.

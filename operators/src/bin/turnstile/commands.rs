@@ -82,6 +82,16 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
     if let Command::Serve(options) = &args.command {
         return serve::run(args, options).await;
     }
+    #[cfg(target_os = "linux")]
+    if let Command::DieWith {
+        parent,
+        only_child,
+        command,
+    } = &args.command
+    {
+        let ended = job::die_with(*parent, *only_child, command).await;
+        return ended.map(ExitCode::from);
+    }
     let builder = Operator::builder().namespace(&args.namespace);
     if let Command::Doctor = args.command {
         return Ok(diagnosed(args, &builder.diagnose(args.store()?).await?));

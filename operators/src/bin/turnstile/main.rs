@@ -26,17 +26,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-#[cfg(target_os = "linux")]
-use self::args::Command;
 use self::{args::Args, commands::CommandError};
 
 fn main() -> ExitCode {
     // A wrong call exits here, with code 2.
     let args = Args::parse();
-    #[cfg(target_os = "linux")]
-    if let Command::DieWith { parent, command } = &args.command {
-        return end(job::die_with(*parent, command).map(ExitCode::from));
-    }
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

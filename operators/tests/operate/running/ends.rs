@@ -40,6 +40,8 @@ async fn the_exit_code_is_that_of_the_command() {
         ("exit 255", 255),
         ("kill -TERM $$", 143),
         ("kill -KILL $$", 137),
+        // A real-time signal.
+        ("kill -34 $$", 162),
     ] {
         for more in [&[][..], &["--die-with-me"]] {
             let command = gpu.command(&[more, &["--", "sh", "-c", shell]].concat());

@@ -17,7 +17,9 @@ fn short_leases() -> Gpu {
 }
 
 const ON_TERM: &str = "trap 'echo told; exit 0' TERM";
-const STUBBORN: &str = "trap 'echo told' TERM";
+/// So is a process that it has started.
+const STUBBORN: &str =
+    "trap 'echo told' TERM; exec 3<&0; (trap '' TERM; exec cat <&3 >/dev/null 2>&1) & :";
 
 #[tokio::test]
 async fn a_command_is_stopped_with_its_slot() {

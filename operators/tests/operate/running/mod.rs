@@ -7,6 +7,8 @@ mod losses;
 mod order;
 mod signals;
 mod terminal;
+#[cfg(target_os = "linux")]
+mod tree;
 
 use std::{
     io::Write,
@@ -19,7 +21,7 @@ use nix::{
 };
 use tempfile::NamedTempFile;
 use tokio::{
-    io::{AsyncBufReadExt, BufReader, Lines},
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
 };
 use tower_turnstile::{Limit, Semaphore};
@@ -165,6 +167,12 @@ impl Run {
 
     async fn until_runs(&mut self) {
         assert_eq!(self.line().await.as_deref(), Some("runs"));
+    }
+
+    async fn write(&mut self, text: &str) {
+        let input = self.input.as_mut().expect("it is open");
+        // Nobody may read it any more.
+        let _ = input.write_all(text.as_bytes()).await;
     }
 
     fn end_input(&mut self) {

@@ -26,7 +26,7 @@ const COMMANDS: usize = 20;
 /// Works until its input ends, or until Ctrl-C, and records both ends of its work while it has the slot.
 const RECORDED: &str = "
     trap 'echo end $NAME >> $JOURNAL' EXIT
-    trap 'trap : INT; exit 130' INT
+    trap 'trap : INT; kill $!; exit 130' INT
     echo begin $NAME >> $JOURNAL
     exec 3<&0
     cat <&3 >/dev/null 2>&1 &

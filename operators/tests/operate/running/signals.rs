@@ -23,6 +23,7 @@ async fn signals_are_passed_on() {
         let mut run = gpu.running(&[], &shell).await;
         run.signal(signal);
         assert_eq!(run.line().await.as_deref(), Some(name));
+        run.end_input();
         assert_eq!(run.code().await, Some(3), "{name}");
     }
 }
@@ -98,6 +99,9 @@ async fn it_is_not_suspended_without_its_command() {
     assert_eq!(run.line().await.as_deref(), Some("no"));
     run.signal(Signal::SIGUSR1);
     assert_eq!(run.line().await.as_deref(), Some("on"));
+    // The other process of the command did stop.
+    run.signal(Signal::SIGCONT);
+    run.end_input();
     assert_eq!(run.code().await, Some(3));
 }
 

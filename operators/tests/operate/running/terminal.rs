@@ -7,7 +7,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Gpu, path};
+use super::{Gpu, file, path};
 use crate::{
     scene::{GUARD, soon},
     support::queue::wait_in_line,
@@ -109,6 +109,30 @@ async fn ctrl_c_comes_once() {
     terminal.press(b"\n\n").await;
     let (code, seen) = terminal.end().await;
     assert_eq!(seen.matches("int").count(), 1, "{seen:?}");
+    assert_eq!(code, Some(5), "{seen:?}");
+}
+
+/// A process in another session does not have it from the terminal.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn ctrl_c_comes_once_to_each_process() {
+    let gpu = Gpu::start();
+    let worker = file("trap 'echo '$1'-int; kill $!; exit' INT; cat <&3 & echo $1-runs; wait");
+    let worker = path(&worker);
+    let shell =
+        format!("trap : INT; exec 3<&0; setsid sh {worker} far & sh {worker} near; wait; exit 5");
+    let mut terminal = Terminal::start(&gpu, &format!("sh -c '{shell}'"));
+    for runs in ["far-runs", "near-runs"] {
+        terminal.until_seen(runs).await;
+    }
+    terminal.press(CTRL_C).await;
+    for told in ["far-int", "near-int"] {
+        terminal.until_seen(told).await;
+    }
+    let (code, seen) = terminal.end().await;
+    for told in ["far-int", "near-int"] {
+        assert_eq!(seen.matches(told).count(), 1, "{seen:?}");
+    }
     assert_eq!(code, Some(5), "{seen:?}");
 }
 

@@ -55,10 +55,21 @@ pub(crate) struct RunArgs {
     /// Time between SIGTERM and SIGKILL for a command that is stopped, up to one day.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = up_to_a_day)]
     pub grace: Duration,
-    /// Kill the command if this process dies, even of SIGKILL. Processes started by the command are not affected.
+    /// Stop the command once it has had its slot for this time, and exit with 124. At most one day.
+    #[arg(long, value_name = "TIME", value_parser = up_to_a_day)]
+    pub max_hold: Option<Duration>,
+    /// Name of the command for operators. Default: the name of the program, or of the script that it interprets.
+    #[arg(long)]
+    pub label: Option<String>,
+    /// Kill the command and all that descends from it if this process dies, even of SIGKILL.
     #[cfg(target_os = "linux")]
     #[arg(long)]
     pub die_with_me: bool,
+    /// Release the slot when the command itself ends, though processes that it has started run on. Signals go to the
+    /// command alone.
+    #[cfg(target_os = "linux")]
+    #[arg(long)]
+    pub only_child: bool,
     /// The command, and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -117,11 +128,82 @@ impl RunArgs {
             .map_or(OsStr::new(""), |program| program)
     }
 
-    /// The label for operators: the name of the command, without its arguments, which may contain secrets.
+    /// The label for operators: without arguments, which may contain secrets, except the name of a script.
     pub(super) fn label(&self) -> String {
-        let name = Path::new(self.program()).file_name();
-        name.unwrap_or(self.program())
-            .to_string_lossy()
-            .into_owned()
+        let label = self.label.clone();
+        label.unwrap_or_else(|| self.script().unwrap_or_else(|| name_of(self.program())))
+    }
+
+    /// The script or module that the program interprets, such as `train.py` in `python3 -u train.py`.
+    fn script(&self) -> Option<String> {
+        let program = name_of(self.program());
+        INTERPRETERS
+            .iter()
+            .find(|name| program.starts_with(**name))?;
+        let mut arguments = self.command.iter().skip(1);
+        while let Some(argument) = arguments.next() {
+            match argument.to_str()? {
+                "-m" => return arguments.next().map(|module| name_of(module)),
+                // The rest is code.
+                "-c" | "-e" | "-E" | "-p" | "--eval" | "--print" => return None,
+                option if option.starts_with('-') => {}
+                _ if Path::new(argument).is_file() => return Some(name_of(argument)),
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+/// Beginnings of the names of programs whose names say nothing about the job.
+const INTERPRETERS: [&str; 9] = [
+    "python", "pypy", "node", "ruby", "perl", "bash", "dash", "sh", "Rscript",
+];
+
+fn name_of(path: &OsStr) -> String {
+    let name = Path::new(path).file_name();
+    name.unwrap_or(path).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Call {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    /// Of the arguments only the name of a script is shown.
+    #[test]
+    fn a_script_is_named_in_place_of_its_interpreter() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = folder.path().join("train.py");
+        std::fs::write(&script, "").expect("room");
+        let script = script.to_str().expect("text");
+        for (command, label) in [
+            (&["python3", script, "--token", "secret"][..], "train.py"),
+            (
+                &["/usr/bin/python3.12", "-u", "-W", "ignore", script],
+                "train.py",
+            ),
+            (&["python3", "-m", "acme.train", "secret"], "acme.train"),
+            (&["python3", "-c", "secret"], "python3"),
+            (&["bash", "-c", script], "bash"),
+            (&["node", "--eval", script], "node"),
+            (&["node", "no-such-file"], "node"),
+            (&["/opt/train", script], "train"),
+        ] {
+            let limit = ["run", "gpu", "--concurrent", "1"];
+            let words = { limit.iter() }.chain(&["--"]).chain(command);
+            assert_eq!(Call::parse_from(words).run.label(), label, "{command:?}");
+            let words = { limit.iter() }
+                .chain(&["--label", "mine", "--"])
+                .chain(command);
+            assert_eq!(Call::parse_from(words).run.label(), "mine");
+        }
     }
 }

@@ -7,16 +7,20 @@
 //! | `slot` | the limit, from the arguments or a file, and its slot |
 //! | `wait` | waits for the slot, and reports its place |
 //! | `child` | the command, from its start to its end |
-//! | `signals` | signals, and whether the command receives them anyway |
+//! | `tree`, `processes` | the command's processes: when all are over, and signals to them |
+//! | `signals` | signals, and whether processes receive them anyway |
 //! | `die_with` | the command dies with this process |
 
 mod args;
 mod child;
 #[cfg(target_os = "linux")]
 mod die_with;
+#[cfg(target_os = "linux")]
+mod processes;
 mod program;
 mod signals;
 mod slot;
+mod tree;
 mod wait;
 
 use std::{process::ExitCode, time::Duration};

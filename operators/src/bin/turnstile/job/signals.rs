@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-#[cfg(target_os = "linux")]
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::{
-    sys::signal::{Signal, kill, raise},
-    unistd::{Pid, getpgid, getpgrp, tcgetpgrp},
+    sys::signal::{Signal, raise},
+    unistd::{getpgid, getpgrp, tcgetpgrp},
 };
 use tokio::signal::unix::{self, SignalKind};
+
+use super::tree::Tree;
 
 /// All catchable signals that a person or a service manager sends to a process, except SIGTSTP.
 const CAUGHT: [Signal; 8] = [
@@ -28,7 +28,7 @@ const CAUGHT: [Signal; 8] = [
     Signal::SIGCONT,
 ];
 
-/// A request to suspend, and the report that the command has stopped.
+/// A request to suspend, and the report that a process has stopped or ended.
 const SUSPENDING: [Signal; 2] = [Signal::SIGTSTP, Signal::SIGCHLD];
 
 /// Time for the command to stop. One that goes on, and is stopped later by somebody else, is not followed.
@@ -55,6 +55,14 @@ impl Signals {
     /// Catches SIGTSTP too, from before the start of the command.
     pub(super) fn catch_suspending(&mut self) -> io::Result<()> {
         self.add(&SUSPENDING)
+    }
+
+    /// Catches all of them.
+    #[cfg(target_os = "linux")]
+    pub(super) fn catch_all() -> io::Result<Self> {
+        let mut signals = Self::catch()?;
+        signals.catch_suspending()?;
+        Ok(signals)
     }
 
     fn add(&mut self, signals: &[Signal]) -> io::Result<()> {
@@ -86,22 +94,22 @@ impl Signals {
         .await
     }
 
-    /// Passes a signal on, unless the command already has it: a terminal sends signals such as Ctrl-C to all processes of
-    /// the group in its foreground. The sender is unknown, so this is inferred from the signal and the group.
+    /// Passes a signal on, except to processes that already have it: a terminal sends signals such as Ctrl-C to all
+    /// processes of the group in its foreground. The sender is unknown, so this is inferred from the signal and the group.
     ///
     /// Suspends this process together with the command, and not if the command goes on: it would lose its slot.
     /// Returns once both are continued.
-    pub(super) fn pass_on(&mut self, signal: Signal, command: Pid) {
+    pub(super) fn pass_on(&mut self, signal: Signal, tree: &Tree) {
         let of_terminals = [
             Signal::SIGINT,
             Signal::SIGQUIT,
             Signal::SIGWINCH,
             Signal::SIGTSTP,
         ];
-        let has_it = of_terminals.contains(&signal) && is_in_foreground(command);
-        if signal != Signal::SIGCHLD && !has_it {
-            // Fails if the command has just ended, or runs as another user.
-            let _ = kill(command, signal);
+        let is_of_terminal = of_terminals.contains(&signal) && is_in_foreground();
+        if signal != Signal::SIGCHLD {
+            let has_it = |pid| is_of_terminal && getpgid(Some(pid)) == Ok(getpgrp());
+            let _ = tree.send(signal, has_it);
         }
         match signal {
             Signal::SIGTSTP => self.asked_to_suspend = Some(Instant::now()),
@@ -109,7 +117,7 @@ impl Signals {
             _ => {}
         }
         let is_asked = |at: Instant| at.elapsed() < STOPS_WITHIN;
-        if self.asked_to_suspend.is_some_and(is_asked) && is_stopped(command) {
+        if self.asked_to_suspend.is_some_and(is_asked) && tree.is_stopped() {
             self.asked_to_suspend = None;
             let _ = raise(Signal::SIGSTOP);
         }
@@ -135,23 +143,8 @@ pub(super) fn ends(signal: Signal) -> bool {
     ending.contains(&signal)
 }
 
-#[cfg(target_os = "linux")]
-fn is_stopped(command: Pid) -> bool {
-    let state = waitid(
-        Id::Pid(command),
-        WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG,
-    );
-    matches!(state, Ok(WaitStatus::Stopped(..)))
-}
-
-/// Unknown here: the command is taken to stop whenever it is asked to.
-#[cfg(not(target_os = "linux"))]
-fn is_stopped(_: Pid) -> bool {
-    true
-}
-
-/// Whether both this process and the command, which may have a group of its own, are in the foreground of a terminal.
-fn is_in_foreground(command: Pid) -> bool {
+/// Whether the group of this process is in the foreground of a terminal.
+fn is_in_foreground() -> bool {
     let group = File::open("/dev/tty").and_then(|terminal| Ok(tcgetpgrp(terminal)?));
-    group.is_ok_and(|group| group == getpgrp() && getpgid(Some(command)) == Ok(group))
+    group.is_ok_and(|group| group == getpgrp())
 }
