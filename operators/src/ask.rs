@@ -9,7 +9,8 @@ use tokio::{
 };
 
 use super::{
-    TenantRow,
+    RefusalRow, TenantRow,
+    beside::kept_refusals,
     ledger::{self, LedgerLook},
     merge::Collected,
     roster::{self, RosterMember},
@@ -132,6 +133,12 @@ impl Remote {
         ledger::read(&self.control, &self.names.ledger(key)).await
     }
 
+    /// Reads the refusals of processes that have ended from the store.
+    pub(super) async fn kept_refusals(&self, limit: &str) -> Result<Vec<RefusalRow>, StoreError> {
+        let _asking = self.asking.lock().await;
+        kept_refusals(&self.control, &self.names, limit).await
+    }
+
     /// Reads from the store how far the first of these tenants of a key are behind.
     pub(super) async fn read_behind(
         &self,
@@ -145,15 +152,15 @@ impl Remote {
         }
         let tenants: Vec<_> = rows.iter().map(|row| row.tenant).collect();
         let _asking = self.asking.lock().await;
-        let behind_ms =
-            match ledger::behind_ms(&self.control, &self.names.ledger(key), &tenants).await {
-                Err(error) if error.is_outage() => return Err(error),
-                // The user lacks the permission.
-                Err(_) => return Ok(()),
-                Ok(behind_ms) => behind_ms,
-            };
-        for (row, behind_ms) in rows.iter_mut().zip(behind_ms) {
-            row.behind_ms = behind_ms;
+        let debt_ms = match ledger::debt_ms(&self.control, &self.names.ledger(key), &tenants).await
+        {
+            Err(error) if error.is_outage() => return Err(error),
+            // The user lacks the permission.
+            Err(_) => return Ok(()),
+            Ok(debt_ms) => debt_ms,
+        };
+        for (row, debt_ms) in rows.iter_mut().zip(debt_ms) {
+            row.debt_ms = debt_ms;
         }
         Ok(())
     }

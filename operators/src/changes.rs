@@ -37,7 +37,7 @@ pub enum Outcome {
         replicas: usize,
     },
     /// In force in all replicas, none of which has a limit of this name: a typo, or a limit under which there was no request
-    /// yet.
+    /// yet. Or, for a share, none of which has a request of this tenant now.
     Unused {
         /// Number of replicas.
         replicas: usize,

@@ -93,7 +93,7 @@ mod tests {
         "oldest_wait_ms":?,"differs":false,"replica":"a","label":"b","version":"1","uptime_ms":?,"store_up":true,
         "lease_ms":?,"waiter_ttl_ms":?,"token":null,"id":"ID","state":"held","weight":?,"age_ms":?,"place":?,
         "reason":"full","in_use":?,"waited_ms":?,"replicas":?,"paused_keys":?,"pause_ends_in_ms":?,"paused_by":"c","recovering":false,
-        "tenant":"acme-_09","tenant_text":"d","tenant_ahead":?,"share":?,"behind_ms":?}"#;
+        "tenant":"acme-_09","tenant_text":"d","tenant_ahead":?,"share":?,"debt_ms":?}"#;
 
     /// A number or text as JSON, around the limits of the range.
     fn value() -> impl Strategy<Value = String> {

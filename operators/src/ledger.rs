@@ -54,7 +54,7 @@ pub(super) async fn read(
 }
 
 /// How far tenants of a fair ledger are behind, in milliseconds. `None`: unknown, since nobody has waited of late.
-pub(super) async fn behind_ms(
+pub(super) async fn debt_ms(
     control: &ControlConnection,
     ledger: &str,
     tenants: &[TenantDigest],
@@ -74,12 +74,12 @@ pub(super) fn behind(scores: &[Option<f64>]) -> Vec<Option<u64>> {
         return Vec::new();
     };
     let idle = IDLE as f64;
-    let behind_ms = |paid: &Option<f64>| {
+    let debt_ms = |paid: &Option<f64>| {
         let time_us = (*time)? + idle;
         let paid_us = paid.map_or(0.0, |paid| if paid < idle { paid } else { paid - idle });
         Some((paid_us - time_us).max(0.0).div_euclid(1_000.0) as u64)
     };
-    paid.iter().map(behind_ms).collect()
+    paid.iter().map(debt_ms).collect()
 }
 
 /// Sends a command about a key, which in a cluster leads the connection to its node.

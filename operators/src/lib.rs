@@ -55,6 +55,7 @@
 // | `ask` | a question to all replicas, and the collection of their answers |
 // | `explain`, `ledger` | the prospects of a caller's next request |
 // | `scan` | a scan of a store's keys: who holds slots, and which namespaces exist |
+// | `beside` | a process that holds slots beside the other replicas, such as `turnstile run` |
 // | `merge` | merges the answers of several replicas |
 // | `answer` | the answers as operators see them |
 // | `roster` | which replicas exist |
@@ -75,6 +76,8 @@
 pub mod admin;
 mod answer;
 mod ask;
+#[doc(hidden)]
+pub mod beside;
 mod changes;
 mod confirm;
 mod connect;
@@ -105,6 +108,8 @@ pub use tower_turnstile::operate::seam::{
     BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
     Revocation, TenantRow,
 };
+#[doc(hidden)]
+pub use tower_turnstile::operate::seam::{Declared, Others, Registration};
 pub use tower_turnstile::operate::{KeyDigest, Override, Setting, Target, TenantDigest};
 
 pub use self::{

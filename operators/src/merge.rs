@@ -294,7 +294,7 @@ fn add_tenant(sum: &mut TenantRow, row: TenantRow) {
     sum.waiting = sum.waiting.saturating_add(row.waiting);
     sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
     sum.replicas += 1;
-    sum.behind_ms = sum.behind_ms.max(row.behind_ms);
+    sum.debt_ms = sum.debt_ms.max(row.debt_ms);
     sum.tenant_text = sum.tenant_text.take().or(row.tenant_text);
 }
 
@@ -352,7 +352,7 @@ mod tests {
         tenant: &'static str,
         share: u32,
         waiting: usize,
-        behind_ms: Option<u64>,
+        debt_ms: Option<u64>,
     ) -> TenantRow {
         let row = json!({
             "tenant": TenantDigest::of(tenant),
@@ -360,7 +360,7 @@ mod tests {
             "held": 1,
             "waiting": waiting,
             "oldest_wait_ms": waiting,
-            "behind_ms": behind_ms,
+            "debt_ms": debt_ms,
         });
         serde_json::from_value(row).expect("a row")
     }

@@ -118,7 +118,8 @@ impl Operator {
         self.rows_of(limit, key, Question::Keys).await
     }
 
-    /// Lists the latest refusals of a limit, newest first, up to 20 per replica.
+    /// Lists the latest refusals of a limit, newest first, up to 20 per replica; and up to 20 of the commands of
+    /// `turnstile run` that have ended, for a day.
     ///
     /// # Errors
     ///
@@ -128,12 +129,42 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<RefusalRow>, OperateError> {
-        self.rows_of(limit, key, Question::Refusals).await
+        let mut kept = self.kept_refusals(limit).await?;
+        kept.retain(|row| key.is_none() || row.key == key);
+        let collected = match self.ask_of(limit, key, Question::Refusals).await {
+            Err(error) if error.kind() == OperateErrorKind::UnknownLimit && !kept.is_empty() => {
+                self.ask(Question::Replicas).await?
+            }
+            collected => collected?,
+        };
+        // Those of replicas that are still there are in their own answers.
+        kept.retain(|row| {
+            !collected
+                .answers
+                .iter()
+                .any(|answer| answer.replica == row.replica)
+        });
+        let mut refusals: Answers<RefusalRow> = collected.rows(limit);
+        refusals.rows.extend(kept);
+        refusals.rows = RefusalRow::merge(refusals.rows);
+        Ok(refusals)
+    }
+
+    /// The refusals of processes that have ended.
+    async fn kept_refusals(&self, limit: &str) -> Result<Vec<RefusalRow>, OperateError> {
+        let Access::Store(remote) = &self.0 else {
+            return Ok(Vec::new());
+        };
+        match remote.kept_refusals(limit).await {
+            Err(error) if error.is_outage() => Err(error.into()),
+            // The user lacks the permission.
+            kept => Ok(kept.unwrap_or_default()),
+        }
     }
 
     /// Lists the tenants of a [fair](tower_turnstile::Limit::fair) limit that hold slots or wait, longest queues first.
     ///
-    /// How far they are behind ([`TenantRow::behind_ms`]) is read from the store, by one command for the first 200 tenants:
+    /// How far they are behind ([`TenantRow::debt_ms`]) is read from the store, by one command for the first 200 tenants:
     /// for this key, or without one for the key that all callers share. It is unknown if nobody has waited for a while, or
     /// if the operator's user may not read it.
     ///

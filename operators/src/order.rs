@@ -250,9 +250,10 @@ impl Operator {
             return Ok(outcome);
         };
         // All replicas have answered by now, though perhaps not before.
-        let is_known = match is_known {
-            Some(is_known) => is_known,
-            None => !matches!(
+        let is_known = match (is_known, target.tenant) {
+            (Some(true), Some(tenant)) => self.has_tenant(&target.limit, tenant).await,
+            (Some(is_known), _) => is_known,
+            (None, _) => !matches!(
                 self.ask_limit(&target.limit).await,
                 Err(error) if error.kind() == OperateErrorKind::UnknownLimit
             ),
@@ -262,6 +263,14 @@ impl Operator {
         } else {
             Ok(Outcome::Unused { replicas })
         }
+    }
+
+    /// Whether any request of this tenant waits or holds a slot, as far as replicas have answered.
+    async fn has_tenant(&self, limit: &str, tenant: TenantDigest) -> bool {
+        let Ok(tenants) = self.tenants(limit, None).await else {
+            return true;
+        };
+        !tenants.is_complete() || tenants.rows.iter().any(|row| row.tenant == tenant)
     }
 
     /// Whether replicas apply a setting: they ignore one that does not fit. Returns whether any of them has the limit;

@@ -129,6 +129,7 @@ pub(crate) struct EntryLook {
 }
 
 /// The tenant of an entry.
+#[derive(Clone)]
 pub(crate) struct TenantLook {
     pub id: TenantId,
     /// Empty: no tenant of its own.

@@ -4,11 +4,12 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-use super::identity::SEEN;
+use super::{identity::SEEN, look::TenantLook};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
     leases::{Label, Lease},
+    ledger::weight_of,
     limit::LimitId,
 };
 
@@ -22,6 +23,8 @@ pub(crate) struct RefusalNote {
     pub kind: AcquireErrorKind,
     pub key: Option<Key>,
     pub label: Option<Label>,
+    pub tenant: Option<TenantLook>,
+    pub weight: u32,
     pub max: u32,
     pub in_use: u32,
     pub waiting: u32,
@@ -33,23 +36,25 @@ pub(crate) struct RefusalNote {
 pub(crate) struct Refusals(Vec<VecDeque<RefusalNote>>);
 
 impl Refusals {
-    /// Keeps a refusal. `about`: the key under the limit, and a lease of the request, if any.
+    /// Keeps a refusal. `about`: the key under the limit, a lease of the request, and its tenant, if any.
     pub(crate) fn keep<'a>(
         &mut self,
         limit: LimitId,
         error: &AcquireError,
         at: Instant,
-        about: impl FnOnce() -> (Option<&'a Key>, Option<&'a Lease>),
+        about: impl FnOnce() -> (Option<&'a Key>, Option<&'a Lease>, Option<TenantLook>),
     ) {
         if !SEEN {
             return;
         }
-        let (key, lease) = about();
+        let (key, lease, tenant) = about();
         let note = RefusalNote {
             at,
             kind: error.kind(),
             key: key.cloned(),
             label: lease.and_then(|lease| lease.label(lease.owners().tenure())),
+            tenant,
+            weight: lease.map_or(1, |lease| weight_of(lease.seq())),
             max: error.max(),
             in_use: error.in_use(),
             waiting: error.waiting(),

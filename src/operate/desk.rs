@@ -261,7 +261,7 @@ impl Desk {
             oldest_wait_ms: sum.count.oldest.map(|oldest| age_ms(oldest, now)),
             replicas: 0,
             partial: false,
-            behind_ms: behind_us.next().flatten().map(|us| us / 1_000),
+            debt_ms: behind_us.next().flatten().map(|us| us / 1_000),
         });
         Some((rows.collect(), left_out))
     }
@@ -338,6 +338,9 @@ impl Desk {
                 in_use: note.in_use,
                 waiting: note.waiting,
                 waited_ms: note.waited.as_millis() as u64,
+                weight: note.weight,
+                tenant: note.tenant.as_ref().map(|tenant| tenant.id.into()),
+                tenant_text: note.tenant.and_then(|tenant| self.key_text(&tenant.name)),
                 label: text_of(note.label),
                 replica: String::new(),
                 replica_label: String::new(),

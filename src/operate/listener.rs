@@ -7,7 +7,7 @@
 //! Tests: `operators/tests/operate/`.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     mem,
     sync::{
         Arc,
@@ -17,23 +17,23 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
-use redis::cmd;
 use serde_json::Value;
 use tokio::{
     runtime::Handle,
     sync::{Mutex, Notify, mpsc},
     task::JoinSet,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{
     desk::Desk,
     follow::Follower,
     names::Names,
+    roster::{Declared, Registration},
     wire::{Answer, Body, Message, Question},
 };
 use crate::{
-    ledger::{ReplicaId, layout::STALE_MS},
+    ledger::ReplicaId,
     limiter::Limiter,
     operable::ControlTask,
     store::{
@@ -59,16 +59,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a refusal by the store: permissions rarely change in the meantime.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// Adds a replica to the roster or removes it. The roster lets an operator know which replicas did not answer.
-///
-/// A member is a replica's id and label. A replica registers once a minute, and stays on the roster for three. If the store
-/// has lost its data, a replica registers again once it notices: because the store has lost its permits, or because a
-/// question names fewer replicas than it knows.
-const ROSTER_LUA: &str = include_str!("roster.lua");
 /// Time between two registrations in the roster.
 const JOIN_EVERY: Duration = Duration::from_secs(60);
+/// Time until the second one on a connection: a service declares its limits once it is connected.
+const JOIN_AGAIN: Duration = Duration::from_secs(1);
 /// Minimum time between two registrations in the roster, if the replica may be missing from it.
 const REJOIN_PAUSE: Duration = Duration::from_millis(250);
+/// How long a limiter that is shut down answers questions that it has been asked.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// Minimum time between two reads of the store's clock caused by messages that seem expired.
 const CLOCK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -146,6 +144,8 @@ impl ControlTask for Listener {
         async move {
             if !shared.has_left.swap(true, Relaxed) {
                 shared.over.notify_one();
+                // An operator may be told of a revoked permit, whose process then ends.
+                let _ = timeout(LAST_ANSWERS, shared.questions.lock()).await;
                 shared.leave_roster().await;
             }
         }
@@ -174,12 +174,17 @@ impl Shared {
         let mut state = Listening::new();
         let mut pause = FIRST_PAUSE;
         loop {
-            let ended = tokio::select! {
+            let opened = tokio::select! {
                 () = self.over.notified() => break,
-                ended = self.listen(&mut questions, &mut state, &mut pause) => ended,
+                opened = self.open(&mut state, &mut pause) => opened,
+            };
+            let ended = match opened {
+                Ok(()) => self.listen(&mut questions, &mut state).await,
+                Err(error) => Err(error),
             };
             let rest = match ended {
-                Ok(()) => FIRST_PAUSE,
+                Ok(true) => break,
+                Ok(false) => FIRST_PAUSE,
                 Err(error) if error.is_outage() => pause,
                 Err(error) => {
                     self.warn(&error);
@@ -200,24 +205,31 @@ impl Shared {
         }
     }
 
-    /// Listens until the connection ends or an operation fails.
-    async fn listen(
-        self: &Arc<Self>,
-        questions: &mut mpsc::Receiver<Vec<u8>>,
-        state: &mut Listening,
-        pause: &mut Duration,
-    ) -> Result<(), StoreError> {
+    /// Connects, and registers.
+    async fn open(&self, state: &mut Listening, pause: &mut Duration) -> Result<(), StoreError> {
         // Join the roster first: in a cluster its key leads the connection to the right node.
         self.join_roster(state).await?;
         let channel = self.names.control_channel();
         self.control.subscribe(&channel).await?;
         *pause = FIRST_PAUSE;
+        state.join_at = state.joined_at + JOIN_AGAIN;
         self.read_record().await;
+        Ok(())
+    }
+
+    /// Listens until the connection ends or an operation fails. Returns whether the limiter is gone, or shut down: then
+    /// all questions taken so far are answered.
+    async fn listen(
+        self: &Arc<Self>,
+        questions: &mut mpsc::Receiver<Vec<u8>>,
+        state: &mut Listening,
+    ) -> Result<bool, StoreError> {
         loop {
             tokio::select! {
+                () = self.over.notified() => break,
                 () = self.control.ended() => {
                     if !self.control.is_connected() {
-                        return Ok(());
+                        return Ok(false);
                     }
                 }
                 Some(message) = questions.recv() => self.take(&message, state).await?,
@@ -229,32 +241,50 @@ impl Shared {
                 }
             }
         }
+        while state.answers.join_next().await.is_some() {}
+        Ok(true)
     }
 
     async fn join_roster(&self, state: &mut Listening) -> Result<(), StoreError> {
-        let (now_ms, members) = self.write_roster(true).await?;
+        let limits = self.desk.declared();
+        let store = (&self.control, &self.names);
+        let joined = self.desk.register(store, Registration::Join, &limits).await;
+        let (now_ms, members, others) = joined?;
         let now = Instant::now();
         state.clock = Some((now_ms, now));
         (state.members, state.joined_at) = (members, now);
         state.join_at = now + JOIN_EVERY.mul_f64(0.9 + 0.1 * fastrand::f64());
+        let mut differing = HashMap::new();
+        for ((limit, declared), others) in limits.into_iter().zip(others) {
+            let declared = declared.expect("the limits of this process");
+            let Some((replica, other)) = others.differing(declared) else {
+                continue;
+            };
+            if state.differing.get(&limit) != Some(other) {
+                let (max, fair) = (declared.max, declared.fair);
+                let (other_max, other_fair) = (other.max, other.fair);
+                tracing::warn!(
+                    limit,
+                    max,
+                    fair,
+                    other = replica,
+                    other_max,
+                    other_fair,
+                    "another replica declares another value of this limit: the largest applies"
+                );
+            }
+            differing.insert(limit, *other);
+        }
+        state.differing = differing;
         Ok(())
     }
 
     /// Leaves without waiting for long: the process may be about to end.
     async fn leave_roster(&self) {
+        let (store, limits) = ((&self.control, &self.names), self.desk.declared());
         // If this fails, the entry becomes stale.
-        let _ = self.write_roster(false).await;
+        let _ = { self.desk.register(store, Registration::Leave, &limits) }.await;
         self.control.disconnect();
-    }
-
-    /// Adds this replica to the roster or removes it. Returns the store's time in milliseconds, and the number of
-    /// replicas.
-    async fn write_roster(&self, is_there: bool) -> Result<(u64, u32), StoreError> {
-        let Desk { replica, label, .. } = &self.desk;
-        let mut eval = cmd("EVAL");
-        eval.arg(ROSTER_LUA).arg(1).arg(self.names.roster());
-        eval.arg(format!("{replica}{label}")).arg(STALE_MS);
-        self.control.run(eval.arg(u8::from(is_there))).await
     }
 
     async fn read_record(&self) {
@@ -370,6 +400,8 @@ struct Listening {
     known: VecDeque<(String, u64)>,
     /// Whether an operator of another version has asked.
     met_other: bool,
+    /// The limits of which another replica declares another value, and that.
+    differing: HashMap<String, Declared>,
     /// Answers that are about to be sent.
     answers: JoinSet<Result<(), StoreError>>,
 }
@@ -387,6 +419,7 @@ impl Listening {
             answered: Allowance::new(MAX_ANSWERED, now),
             known: VecDeque::new(),
             met_other: false,
+            differing: HashMap::new(),
             answers: JoinSet::new(),
         }
     }

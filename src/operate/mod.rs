@@ -13,7 +13,8 @@
 
 // | file | content |
 // | --- | --- |
-// | `listener`, `roster.lua` | a replica's task that answers operators, and keeps it on the roster |
+// | `listener` | a replica's task that answers operators, and keeps it on the roster |
+// | `roster`, `roster.lua` | the roster, and the values that replicas declare |
 // | `desk`, `walk`, `rows` | a process's answers, how it collects them, and their rows |
 // | `record`, `follow` | the record of overrides in the store, and how a replica follows it |
 // | `revoke` | permits ended by their replicas |
@@ -30,6 +31,8 @@ mod listener;
 pub(crate) mod names;
 mod record;
 mod revoke;
+#[allow(missing_docs, reason = "only of the seam")]
+mod roster;
 pub(crate) mod rows;
 #[doc(hidden)]
 pub mod seam;

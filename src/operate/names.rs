@@ -1,6 +1,7 @@
 //! Names in the store: ledgers, and the operators' record, roster and channels.
 
 use crate::{
+    key::Key,
     ledger::ReplicaId,
     overrides::KeyDigest,
     part::{Part, Parts},
@@ -78,6 +79,18 @@ impl Names {
     /// The key of the roster. It begins with `<namespace>:{` like the ledgers, so that services can write it.
     pub fn roster(&self) -> String {
         format!("{0}:{{{0}:control}}:roster", self.namespace)
+    }
+
+    /// The key of the values that replicas declare for a limit.
+    pub fn declared(&self, limit: &str) -> String {
+        let digest = KeyDigest::of(limit, Key::SHARED);
+        format!("{0}:{{{0}:control}}:declared:{digest}", self.namespace)
+    }
+
+    /// The key of the latest refusals of a limit whose processes have ended.
+    pub fn refusals(&self, limit: &str) -> String {
+        let digest = KeyDigest::of(limit, Key::SHARED);
+        format!("{0}:{{{0}:control}}:refusals:{digest}", self.namespace)
     }
 
     /// The channel of questions and orders.

@@ -226,10 +226,10 @@ pub struct TenantRow {
     /// `waiting`, `oldest_wait_ms` and `replicas` are lower bounds.
     #[serde(default, skip_serializing_if = "is_default")]
     pub partial: bool,
-    /// How far it is behind the other tenants of its key, in milliseconds: see
-    /// [Tenants](crate::guide::tenants#for-operators). 0 if it is not behind; `None` if unknown.
+    /// What it owes the other tenants of its key because it has used more than its share, in milliseconds: see
+    /// [Tenants](crate::guide::tenants#for-operators). 0 if it owes nothing; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub behind_ms: Option<u64>,
+    pub debt_ms: Option<u64>,
 }
 
 /// A pause of a key for an overloaded upstream. See [`Scope::outcome_by`](crate::Scope::outcome_by).
@@ -284,6 +284,15 @@ pub struct RefusalRow {
     pub waiting: u32,
     /// How long the request had waited, in milliseconds.
     pub waited_ms: u64,
+    /// Number of slots that it asked for.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub weight: u32,
+    /// Under a [fair](crate::Limit::fair) limit, its tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<TenantDigest>,
+    /// The tenant's name: see [`TenantRow::tenant_text`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant_text: Option<String>,
     /// The request's label, like a permit's label.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,

@@ -17,6 +17,7 @@ pub use crate::{
     operate::{
         desk::Desk,
         names::Names,
+        roster::{Declared, Others, Registration},
         rows::{
             BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
             TenantRow,

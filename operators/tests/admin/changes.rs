@@ -317,7 +317,7 @@ async fn shares_of_tenants_are_shown_and_set() {
         );
         let limit = scene.get("/api/limit?limit=gpu").await;
         let row = &limit["tenants"]["rows"][0];
-        let facts = ["tenant_text", "share", "held", "waiting", "behind_ms"];
+        let facts = ["tenant_text", "share", "held", "waiting", "debt_ms"];
         let facts = facts.map(|name| row[name].clone());
         let expected = [json!("acme"), json!(5), json!(1), json!(1), json!(0)];
         assert_eq!(facts, expected);

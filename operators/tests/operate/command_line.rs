@@ -746,13 +746,13 @@ async fn shares_of_tenants_are_shown_and_changed() {
     assert_eq!(shown.trim(), digest);
     let tenants = says(&server, &["tenants", "gpu"]).await;
     assert!(
-        tenants.contains("BEHIND BY") && tenants.contains(&digest),
+        tenants.contains("DEBT") && tenants.contains(&digest),
         "{tenants}"
     );
     assert!(says(&server, &["limits"]).await.contains("fair"));
     let tenants = rows(&server, &["tenants", "gpu", "--key", ""]).await;
     let facts = |row: &Value| {
-        ["tenant", "share", "held", "waiting", "behind_ms"].map(|name| row[name].clone())
+        ["tenant", "share", "held", "waiting", "debt_ms"].map(|name| row[name].clone())
     };
     let expected = [json!(digest), json!(1), json!(1), json!(2), json!(0)];
     assert_eq!((tenants.len(), facts(&tenants[0])), (2, expected));
@@ -790,6 +790,15 @@ async fn shares_of_tenants_are_shown_and_changed() {
         (&log[0]["tenant"], &log[0]["before"], &log[0]["after"]),
         (&json!(digest), &json!("share 6"), &Value::Null)
     );
+
+    // It is in force, for a tenant that may come, or for a typo.
+    let typo = [
+        "set", "gpu", "--tenant", "acne", "--share", "5", "--for", "2h",
+    ];
+    let is_nobodys = |code, errors: &str| {
+        code == 4 && errors.contains("none has a request of this tenant now: is its name right?")
+    };
+    until_ends(&server.url(), &[&typo[..], &BY].concat(), is_nobodys).await;
 
     for (limit, error) in [("chat", "is not fair"), ("other", "no replica has a limit")] {
         let arguments = [&set(limit, "5")[..], &BY].concat();

@@ -11,6 +11,7 @@ mod checking;
 #[cfg(feature = "cli")]
 mod command_line;
 mod connecting;
+mod declared;
 mod doctor;
 mod explaining;
 mod faults;

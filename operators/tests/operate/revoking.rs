@@ -1,11 +1,12 @@
 //! Permits revoked by operators.
 
-use std::{convert::Infallible, future::pending};
+use std::{convert::Infallible, future::pending, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody, combinators::BoxBody};
+use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
     Limit, LimitLayer, Limiter, LostErrorKind, OnLost, Permit, Refusal, RefusalKind,
@@ -87,6 +88,40 @@ async fn a_stream_on_another_replica_ends_and_its_slot_is_anothers() {
         let row = &answers.rows[0];
         assert_eq!((&*row.limit, &*row.replica_label), ("one", "web-0"));
     }
+}
+
+/// As a command of `turnstile run` does: its answer is sent before it leaves.
+#[tokio::test]
+async fn a_process_that_ends_with_its_permit_answers_first() {
+    let server = RedisServer::start();
+    let limiter = replica(&server, "job").await;
+    let operator = Patient::connect(&server.url()).await;
+    await_replicas(&operator, 1).await;
+    let semaphore = limiter.semaphore(Limit::concurrent("one", 1), "").unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let whose = Revocation::Permit(permit.id().expect("it has a slot"));
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut heard = client.get_async_pubsub().await.unwrap();
+    heard.psubscribe("turnstile:answer:*").await.unwrap();
+    let by = ada();
+    let ends = async {
+        permit.lost().await;
+        permit.release().await.unwrap();
+        limiter.shutdown(Duration::ZERO).await;
+    };
+    let (_, ()) = tokio::join!(operator.0.revoke(&whose, &by), ends);
+    server.cli(&["PUBLISH", "turnstile:answer:end", "{}"]);
+    let mut heard = heard.on_message();
+    let mut states = Vec::new();
+    loop {
+        let message = soon(heard.next()).await.unwrap();
+        let message: Value = serde_json::from_slice(message.get_payload_bytes()).unwrap();
+        if message.get("body").is_none() {
+            break;
+        }
+        states.push(message["body"]["revoked"]["permits"][0]["state"].clone());
+    }
+    assert_eq!(states, ["ended"]);
 }
 
 /// Its task is notified, and keeps the slot until it is done.

@@ -163,6 +163,6 @@ async fn in_a_cluster_tenants_are_behind_too() {
         let _kept = (acme.acquire().await.unwrap(), wait_in_line(&acme).await);
         let digest = KeyDigest::of("gpu", key);
         let tenants = operator.tenants("gpu", Some(digest)).await.unwrap().rows;
-        assert_eq!((tenants[0].waiting, tenants[0].behind_ms), (1, Some(0)));
+        assert_eq!((tenants[0].waiting, tenants[0].debt_ms), (1, Some(0)));
     }
 }

@@ -208,7 +208,7 @@ async fn tenants_are_counted_over_all_replicas() {
         assert!(tenants.iter().map(counts).eq(expected), "{tenants:?}");
         assert!(tenants.iter().all(|row| row.tenant_text.is_none()));
         assert!(tenants.iter().all(|row| row.oldest_wait_ms.is_some()));
-        assert!(tenants.iter().all(|row| row.behind_ms == Some(0)));
+        assert!(tenants.iter().all(|row| row.debt_ms == Some(0)));
         let key = KeyDigest::of("gpu", Key::SHARED);
         assert_eq!(rows(&operator, "gpu", Some(key)).await.len(), 2);
         let other = KeyDigest::of("gpu", "other");
@@ -218,7 +218,7 @@ async fn tenants_are_counted_over_all_replicas() {
         drop(held);
         let granted = waiters.remove(0).await.unwrap();
         let tenants = rows(&operator, "gpu", None).await;
-        let behind: Vec<_> = tenants.iter().map(|row| row.behind_ms).collect();
+        let behind: Vec<_> = tenants.iter().map(|row| row.debt_ms).collect();
         assert_eq!(behind, [Some(0), Some(416)]);
         assert_eq!((tenants[1].held, tenants[1].waiting), (1, 1));
         drop((granted, waiters));
@@ -235,7 +235,7 @@ async fn a_tenant_that_only_holds_is_behind() {
         drop(held);
         let _granted = globex.await.unwrap();
         let tenants = rows(&operator, "gpu", None).await;
-        let facts = |row: &TenantRow| (row.tenant, row.held, row.waiting, row.behind_ms);
+        let facts = |row: &TenantRow| (row.tenant, row.held, row.waiting, row.debt_ms);
         let expected = [
             (TenantDigest::of("acme"), 0, 1, Some(0)),
             (TenantDigest::of("globex"), 1, 0, Some(666)),
@@ -259,10 +259,10 @@ async fn tenants_are_behind_under_one_key() {
         }
         let tenants = rows(&operator, "gpu", None).await;
         let row = &tenants[0];
-        assert_eq!((row.held, row.waiting, row.behind_ms), (2, 2, None));
+        assert_eq!((row.held, row.waiting, row.debt_ms), (2, 2, None));
         let tenants = rows(&operator, "gpu", Some(KeyDigest::of("gpu", "a"))).await;
         let row = &tenants[0];
-        assert_eq!((row.held, row.waiting, row.behind_ms), (1, 1, Some(0)));
+        assert_eq!((row.held, row.waiting, row.debt_ms), (1, 1, Some(0)));
     }
 }
 
@@ -341,5 +341,5 @@ async fn how_far_tenants_are_behind_may_be_forbidden() {
     let url = server.url().replace("://", "://asks:password@");
     let operator = Patient::connect(&url).await;
     let tenants = rows(&operator, "gpu", None).await;
-    assert_eq!((tenants[0].waiting, tenants[0].behind_ms), (1, None));
+    assert_eq!((tenants[0].waiting, tenants[0].debt_ms), (1, None));
 }

@@ -67,12 +67,15 @@ impl Core {
         error.details.quotas.extend(others);
         if let Some(limit) = ctx.registry.id_of(error.limit_name()) {
             let about = || {
-                let of_legs = request.legs.iter().map(|leg| &queues[leg.lease.queue]);
-                let mut keys = of_legs.filter(|queue| queue.terms().limit_id == limit);
+                let mut legs = request.legs.iter().map(|leg| &*leg.lease);
                 let mut fees = request.fees().iter().filter(|fee| fee.limit_id() == limit);
-                let key = keys.next().map(|queue| &queue.terms().key);
+                let lease = legs.find(|lease| queues[lease.queue].terms().limit_id == limit);
+                let key = lease.map(|lease| &queues[lease.queue].terms().key);
                 let key = key.or_else(|| fees.next().map(|fee| &fee.key));
-                (key, request.legs.first().map(|leg| &*leg.lease))
+                let entry = lease.and_then(|lease| queues[lease.queue].entry(lease.seq()));
+                let tenant = entry.and_then(|entry| Some(entry.paying()?.look()));
+                let lease = lease.or(request.legs.first().map(|leg| &*leg.lease));
+                (key, lease, tenant)
             };
             self.refusals.keep(limit, &error, ctx.now, about);
         }

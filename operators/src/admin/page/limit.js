@@ -43,7 +43,7 @@ const showTenants = makeTable(
     { title: "Held", name: "number", text: (row) => atLeast(row, row.held) },
     { title: "Waiting", name: "number", text: (row) => atLeast(row, row.waiting) },
     { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
-    { title: "Behind by", name: "number", text: behindText },
+    { title: "Debt", name: "number", text: debtText },
     { title: "Replicas", name: "number", text: (row) => String(row.replicas) },
     buttonColumn(tenantText, [
       ["Set share", (row) => openChange("share", { ...aboutTenant(row), share: row.share }), (row) => mayChange() && row.tenant_text !== ""],

@@ -122,16 +122,16 @@ function pauseText(row) {
   return `for ${duration(row.pause_ends_in_ms)}, by ${replica}`;
 }
 
-// How far a tenant is behind the others. Empty if unknown.
-function behindText(row) {
-  if (!("behind_ms" in row)) return "";
-  return row.behind_ms > 0 ? duration(row.behind_ms) : "not behind";
+// What a tenant owes the others. Empty if unknown.
+function debtText(row) {
+  if (!("debt_ms" in row)) return "";
+  return row.debt_ms > 0 ? duration(row.debt_ms) : "none";
 }
 
 // Why requests of a tenant wait.
 function tenantWhy(row) {
   const parts = [`${tenantText(row)} (share ${row.share}) holds ${atLeast(row, row.held)}, ${atLeast(row, row.waiting)} waiting`];
-  if (row.behind_ms > 0) parts.push(`behind by ${duration(row.behind_ms)}`);
+  if (row.debt_ms > 0) parts.push(`in debt by ${duration(row.debt_ms)}`);
   return parts.join(", ");
 }
 
@@ -211,7 +211,7 @@ function outcomeText(outcome) {
   if (outcome.outcome === "revoked") return revokedText(outcome);
   if (outcome.outcome === "resumed") return resumedText(outcome);
   if (outcome.outcome === "done") return `Done on ${outcome.replicas} of ${count(outcome.replicas, "replica")}.`;
-  if (outcome.outcome === "unused") return `Done on ${outcome.replicas} of ${count(outcome.replicas, "replica")}. None has used this limit yet.`;
+  if (outcome.outcome === "unused") return `Done on ${outcome.replicas} of ${count(outcome.replicas, "replica")}. None has used this limit or tenant yet.`;
   const missing = outcome.missing.length > 0 ? ` Not yet: ${outcome.missing.join(", ")}.` : "";
   return (
     `Recorded, ${outcome.confirmed} of ${outcome.of} have confirmed it.${missing} ` +

@@ -59,7 +59,7 @@ pub(crate) enum Command {
         /// Name of the limit.
         limit: String,
     },
-    /// Tenants of a fair limit in use, longest queues first: their shares, and how far they are behind.
+    /// Tenants of a fair limit in use, longest queues first: their shares, and what they owe the others.
     Tenants(Of),
     /// The last refusals of a limit.
     Refusals(Of),

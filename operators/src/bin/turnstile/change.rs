@@ -34,7 +34,7 @@ pub(crate) async fn run(
     let code = match outcome {
         Outcome::Revoked(outcome) => revoked(args, &outcome),
         Outcome::Resumed(answers) => show_answers(args, &answers),
-        outcome => report(args, &outcome),
+        outcome => report(args, change, &outcome),
     };
     if let ChangeCommand::Pause {
         limit, wait: true, ..
@@ -169,7 +169,7 @@ async fn seen(operator: &Operator, target: &Target) -> Result<Option<Vec<String>
     Ok(Some(seen.tokens(target)))
 }
 
-fn report(args: &Args, outcome: &Outcome) -> ExitCode {
+fn report(args: &Args, change: &ChangeCommand, outcome: &Outcome) -> ExitCode {
     if args.json {
         output::json(std::slice::from_ref(outcome));
     }
@@ -179,9 +179,11 @@ fn report(args: &Args, outcome: &Outcome) -> ExitCode {
             ExitCode::SUCCESS
         }
         Outcome::Unused { replicas } => {
-            note!(
-                "done on {replicas} of {replicas}, and none has such a limit yet: is its name right?"
-            );
+            let what = match change {
+                ChangeCommand::Set { share: Some(_), .. } => "a request of this tenant now",
+                _ => "such a limit yet",
+            };
+            note!("done on {replicas} of {replicas}, and none has {what}: is its name right?");
             ExitCode::from(code::PARTIAL)
         }
         Outcome::Recorded {

@@ -15,6 +15,8 @@ mod check;
 mod code;
 mod commands;
 #[cfg(unix)]
+mod in_force;
+#[cfg(unix)]
 mod job;
 mod output;
 #[cfg(unix)]

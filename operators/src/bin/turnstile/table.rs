@@ -31,6 +31,11 @@ pub(crate) fn tenant_name(tenant: TenantDigest, text: Option<&str>) -> String {
     }
 }
 
+/// The tenant of a permit or refusal; none unless the limit is fair.
+fn tenant(tenant: Option<TenantDigest>, text: Option<&str>) -> String {
+    tenant.map_or_else(String::new, |tenant| tenant_name(tenant, text))
+}
+
 /// A number of a key or tenant, without the part of any replica that has left the row out.
 fn at_least(number: usize, partial: bool) -> String {
     if partial {
@@ -116,9 +121,9 @@ impl Row for PermitRow {
         }),
         ("KEY", |row| caller(row.key, row.key_text.as_deref())),
         ("TENANT", |row| {
-            let name = |tenant| tenant_name(tenant, row.tenant_text.as_deref());
-            row.tenant.map(name).unwrap_or_default()
+            tenant(row.tenant, row.tenant_text.as_deref())
         }),
+        ("WEIGHT", |row| row.weight.to_string()),
         ("REPLICA", |row| row.replica_label.clone()),
         ("LABEL", |row| row.label.clone()),
     ];
@@ -135,9 +140,7 @@ impl Row for TenantRow {
         ("OLDEST WAIT", |row| {
             row.oldest_wait_ms.map(duration).unwrap_or_default()
         }),
-        ("BEHIND BY", |row| {
-            row.behind_ms.map(duration).unwrap_or_default()
-        }),
+        ("DEBT", |row| row.debt_ms.map(duration).unwrap_or_default()),
         ("REPLICAS", |row| row.replicas.to_string()),
     ];
 }
@@ -207,6 +210,10 @@ impl Row for RefusalRow {
             let key = row.key.map(|key| caller(key, row.key_text.as_deref()));
             key.unwrap_or_default()
         }),
+        ("TENANT", |row| {
+            tenant(row.tenant, row.tenant_text.as_deref())
+        }),
+        ("WEIGHT", |row| row.weight.to_string()),
         ("REPLICA", |row| row.replica_label.clone()),
         ("LABEL", |row| row.label.clone()),
     ];

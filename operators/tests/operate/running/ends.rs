@@ -148,7 +148,12 @@ async fn a_command_of_a_tenant_holds_a_slot_of_a_fair_limit() {
     }
     let plain = [&["gpu", "--config", path(&plain)][..], &acme].concat();
     let strict = vec!["gpu", "--config", path(&strict), "--tenant", ""];
-    for (options, fault) in [(plain, "is not set"), (strict, "requires a tenant")] {
+    let without = vec!["gpu", "--config", strict[2]];
+    for (options, fault) in [
+        (plain, "is not set"),
+        (strict, "requires a tenant"),
+        (without, "requires a tenant"),
+    ] {
         let started = [&options[..], &["--", "echo", "started"]].concat();
         let (code, output, errors) = ends(Some(&url), &started).await;
         assert_eq!((code, &*output), (Some(78), ""), "{errors}");
@@ -214,8 +219,9 @@ async fn a_wrong_call_and_a_faulty_file_start_nothing() {
         ",
     );
     for wrong in [
-        &["gpu"][..],
-        &["gpu", "--concurrent", "0"],
+        &["gpu", "--concurrent", "0"][..],
+        &["gpu", "--force"],
+        &["gpu", "--concurrent", "1", "--json"],
         &["gpu", "--concurrent", "1", "--weight", "0"],
         &["gpu", "--concurrent", "1", "--weight", "65"],
         &["gpu", "--concurrent", "1", "--wait", "25h"],

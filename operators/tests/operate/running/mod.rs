@@ -2,6 +2,7 @@
 //!
 //! The commands here report their start, and run until their standard input ends.
 
+mod beside;
 mod ends;
 mod losses;
 mod order;

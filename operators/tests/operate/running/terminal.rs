@@ -119,8 +119,9 @@ async fn ctrl_c_comes_once_to_each_process() {
     let gpu = Gpu::start();
     let worker = file("trap 'echo '$1'-int; kill $!; exit' INT; cat <&3 & echo $1-runs; wait");
     let worker = path(&worker);
-    let shell =
-        format!("trap : INT; exec 3<&0; setsid sh {worker} far & sh {worker} near; wait; exit 5");
+    let shell = format!(
+        "trap : INT; exec 3<&0; setsid --fork sh {worker} far; sh {worker} near; wait; exit 5"
+    );
     let mut terminal = Terminal::start(&gpu, &format!("sh -c '{shell}'"));
     for runs in ["far-runs", "near-runs"] {
         terminal.until_seen(runs).await;

@@ -28,7 +28,7 @@ pub(crate) struct RunArgs {
     )]
     pub key: String,
     /// The tenant of the command, under a limit whose slots are shared fairly among tenants. Empty for none. With
-    /// --concurrent it makes the limit fair: all users of the limit should do the same. If it is secret, prefer the
+    /// --concurrent it makes the limit fair: all users of the limit must do the same. If it is secret, prefer the
     /// environment.
     #[arg(
         long,
@@ -40,6 +40,9 @@ pub(crate) struct RunArgs {
     /// The share of the tenant. Default: as in the file; without a file, 1.
     #[arg(long, requires = "tenant", value_parser = clap::value_parser!(u32).range(1..=i64::from(Limit::MAX_SHARE)))]
     pub share: Option<u32>,
+    /// Use --concurrent and --tenant even if other holders have another value: the largest applies to all.
+    #[arg(long, requires = "concurrent")]
+    pub force: bool,
     /// Units of the limit that the command uses.
     #[arg(long, value_name = "UNITS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub weight: u32,
@@ -86,9 +89,9 @@ fn up_to_a_day(text: &str) -> Result<Duration, String> {
 
 /// Where the limit is declared.
 #[derive(Debug, Group)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub(crate) struct Source {
-    /// Slots of the limit. All users of the limit must agree.
+    /// Slots of the limit. Default: as its other holders have it. Another value than theirs is refused: see --force.
     #[arg(long, value_name = "SLOTS")]
     pub concurrent: Option<u32>,
     /// Configuration file that declares the limit, as for services. Its store, if any, takes precedence over --store.

@@ -40,6 +40,10 @@ use crate::{args::Args, code, commands::CommandError};
 
 /// Waits for a slot, and runs the command while holding it. Returns the command's exit code.
 pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandError> {
+    if args.json {
+        let message = "`run` has no JSON: its output is that of the command";
+        return Err(CommandError::new(code::WRONG_CALL, message.to_owned()));
+    }
     program::check(job.program())?;
     let fault = |error| CommandError::new(code::NOT_EXECUTABLE, format!("no signals: {error}"));
     let mut signals = Signals::catch().map_err(fault)?;
@@ -47,7 +51,11 @@ pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandE
     let outcome = match wait(&slots, &job.limit, &mut signals).await {
         Ok(Waited::Granted(permit)) => child::run(job, permit, &mut signals).await,
         Ok(Waited::Cancelled(signal)) => Ok(Ended::Signalled(signal as i32)),
-        Err(error) => Err(error),
+        Err(error) => {
+            // If the store does not answer, nobody can ask for them either.
+            let _ = slots.beside.keep_refusals(&job.limit).await;
+            Err(error)
+        }
     };
     leave(&slots.limiter).await;
     outcome.map(|ended| ExitCode::from(end_code(ended)))

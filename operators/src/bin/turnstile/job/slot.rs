@@ -6,10 +6,15 @@ use tower_turnstile::{
     Acquire, AcquireError, AcquireErrorKind, ConfigError, Limit, Limiter,
     config::{Config, ConfigFileError, LiveConfig, StoreUrl},
 };
-use tower_turnstile_operate::Operator;
+use tower_turnstile_operate::{Operator, beside::Beside};
 
 use super::args::RunArgs;
-use crate::{args::Args, code, commands::CommandError};
+use crate::{
+    args::Args,
+    code,
+    commands::CommandError,
+    in_force::{Wanted, compare, in_force},
+};
 
 /// The limit and its store.
 pub(super) struct SlotSource<'a> {
@@ -18,7 +23,9 @@ pub(super) struct SlotSource<'a> {
     /// Maximum wait for a slot.
     pub(super) wait: Duration,
     pub(super) limiter: Limiter,
+    pub(super) beside: Beside,
     url: String,
+    is_fair: bool,
     /// The file with the limit, unless the arguments declare it.
     live: Option<LiveConfig>,
 }
@@ -27,32 +34,53 @@ impl<'a> SlotSource<'a> {
     pub(super) async fn connect(args: &Args, job: &'a RunArgs) -> Result<Self, CommandError> {
         match (&job.source.config, job.source.concurrent) {
             (Some(path), _) => Self::of_file(args, job, path).await,
-            (None, slots) => Self::of_arguments(args, job, slots.unwrap_or_default()).await,
+            (None, slots) => Self::of_arguments(args, job, slots).await,
         }
     }
 
-    async fn of_arguments(args: &Args, job: &'a RunArgs, slots: u32) -> Result<Self, CommandError> {
-        let limit = Limit::try_concurrent(job.limit.clone(), slots)?;
-        let limit = limit.fallback(job.fallback.into());
+    async fn of_arguments(
+        args: &Args,
+        job: &'a RunArgs,
+        slots: Option<u32>,
+    ) -> Result<Self, CommandError> {
+        let name = &*job.limit;
+        let given = slots.map(|slots| Limit::try_concurrent(name.to_owned(), slots));
+        given.transpose()?;
         let builder = Limiter::builder().namespace(&args.namespace).operable();
         let url = args.store()?;
         let limiter = builder.connect(url).await.map_err(unusable)?;
-        let limit = match job.tenant {
-            // A fair limit is declared with a wait. The wait of this command, which may be none, is set by `ask`.
-            Some(_) => {
-                let declared = limit.wait_up_to(Limit::MAX_WAIT).fair();
-                let semaphore = limiter.semaphore(declared, &*job.key)?;
-                semaphore.limit().clone()
+        let beside = Beside::new(&limiter, url, &args.namespace)?;
+        let wanted = Wanted {
+            slots,
+            is_fair: job.tenant.as_ref().map(|_| true),
+            is_forced: job.force,
+        };
+        let declared = match in_force(&beside, name, wanted).await {
+            Ok(declared) => declared,
+            Err(error) => {
+                limiter.shutdown(Duration::ZERO).await;
+                return Err(error);
             }
-            None => limit,
+        };
+        let limit = Limit::try_concurrent(name.to_owned(), declared.max)?;
+        let limit = limit.fallback(job.fallback.into());
+        let limit = if declared.fair {
+            // A fair limit is declared with a wait. The wait of this command, which may be none, is set by `ask`.
+            let declared = limit.wait_up_to(Limit::MAX_WAIT).fair();
+            let semaphore = limiter.semaphore(declared, &*job.key)?;
+            semaphore.limit().clone()
+        } else {
+            limit
         };
         Ok(Self {
             job,
             limit,
             wait: job.wait.unwrap_or(Limit::MAX_WAIT),
             limiter,
+            beside,
             url: url.to_owned(),
             live: None,
+            is_fair: declared.fair,
         })
     }
 
@@ -82,26 +110,37 @@ impl<'a> SlotSource<'a> {
             StoreUrl::Env(name) => env::var(name).unwrap_or_default(),
             _ => String::new(),
         };
+        let namespace = config.store.namespace.as_deref();
+        let beside = Beside::new(&limiter, &url, namespace.unwrap_or(&args.namespace))?;
+        let declared = beside.declared(&job.limit);
+        if let Some(declared) = declared {
+            compare(&beside, &job.limit, declared).await;
+        }
         Ok(Self {
             job,
             limit,
             wait,
             limiter,
+            beside,
             url,
             live: Some(live),
+            is_fair: declared.is_some_and(|declared| declared.fair),
         })
     }
 
     /// Requests a slot, and waits up to this long.
     pub(super) fn ask(&self, wait: Duration) -> Result<Acquire, CommandError> {
         let (limit, key) = (self.limit.clone().wait_up_to(wait), &*self.job.key);
-        let semaphore = match (&self.live, &self.job.tenant) {
+        // Without a tenant too, since the file may require one.
+        let tenant = self.job.tenant.as_deref();
+        let tenant = tenant.or(self.is_fair.then_some(""));
+        let semaphore = match (&self.live, tenant) {
             (Some(live), Some(tenant)) => live.tenant_semaphore(&limit, key, tenant),
             (Some(live), None) => live.semaphore(&limit, key),
             (None, tenant) => {
                 let semaphore = self.limiter.semaphore(limit, key)?;
                 Ok(match tenant {
-                    Some(tenant) => semaphore.tenant(&**tenant)?,
+                    Some(tenant) => semaphore.tenant(tenant)?,
                     None => semaphore,
                 })
             }

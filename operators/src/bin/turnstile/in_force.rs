@@ -1,0 +1,120 @@
+//! The value of a limit that its other holders have, for a process that declares it by arguments.
+//!
+//! Otherwise `--concurrent 80` in one shell would open a limit of 8 for all: the largest value applies.
+
+use tower_turnstile_operate::{
+    Declared, OperateError, OperateErrorKind, Others, Registration, beside::Beside,
+};
+
+use crate::{code, commands::CommandError};
+
+/// What the arguments say about a limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted {
+    /// `None`: as the other holders have it.
+    pub slots: Option<u32>,
+    /// `None`: likewise, or not fair.
+    pub is_fair: Option<bool>,
+    /// Whether another value than the other holders' is wanted.
+    pub is_forced: bool,
+}
+
+/// Declares a limit, and returns its value. Fails if other replicas have the limit with another value.
+///
+/// While the store is down, a given value is taken as it is.
+pub(crate) async fn in_force(
+    beside: &Beside,
+    limit: &str,
+    wanted: Wanted,
+) -> Result<Declared, CommandError> {
+    let declared = match wanted.slots {
+        Some(max) => Declared {
+            max,
+            fair: wanted.is_fair.unwrap_or_default(),
+        },
+        None => {
+            let others = beside.declare(Registration::Join, limit, None).await;
+            let known = agreed(limit, &others.map_err(|error| unknown(limit, &error))?)?;
+            Declared {
+                fair: wanted.is_fair.unwrap_or(known.fair),
+                ..known
+            }
+        }
+    };
+    let how = if wanted.is_forced {
+        Registration::Join
+    } else {
+        Registration::JoinIfShared
+    };
+    match beside.declare(how, limit, Some(declared)).await {
+        Ok(others) if !wanted.is_forced && !others.is_shared => match &others.highest {
+            Some(_) => Err(refused(limit, declared, &others)),
+            None => Ok(declared),
+        },
+        // A store that does not answer, or refuses, grants no slot either: the fallback decides.
+        Ok(_) | Err(_) => Ok(declared),
+    }
+}
+
+/// Says whether other replicas have another value than a file.
+pub(crate) async fn compare(beside: &Beside, limit: &str, declared: Declared) {
+    let others = { beside.declare(Registration::Join, limit, Some(declared)) }.await;
+    if let Ok(others) = others
+        && let Some((replica, other)) = others.differing(declared)
+    {
+        let (here, there) = (text(declared), text(*other));
+        note!(
+            "turnstile: limit `{limit}` has {here} in the file, and {there} for {replica}: the largest applies"
+        );
+    }
+}
+
+/// The value that all others have.
+fn agreed(limit: &str, others: &Others) -> Result<Declared, CommandError> {
+    let fault = |message| Err(CommandError::new(code::CONFIG, message));
+    match (&others.highest, &others.lowest) {
+        (Some((_, high)), Some((_, low))) if high == low => Ok(*high),
+        (Some((one, high)), Some((other, low))) => {
+            let (high, low) = (text(*high), text(*low));
+            let differ = format!("{high} for {one}, and {low} for {other}");
+            fault(format!("limit `{limit}` has {differ}: pass --concurrent"))
+        }
+        _ => fault(format!(
+            "nobody else has limit `{limit}`: pass --concurrent"
+        )),
+    }
+}
+
+fn refused(limit: &str, declared: Declared, others: &Others) -> CommandError {
+    let Some((replica, other)) = others.differing(declared) else {
+        return CommandError::new(code::CONFIG, format!("limit `{limit}` differs"));
+    };
+    let advice = if declared.max != other.max {
+        "leave --concurrent out"
+    } else if other.fair {
+        "pass --tenant"
+    } else {
+        "leave --tenant out"
+    };
+    let (here, there) = (text(declared), text(*other));
+    let message = format!(
+        "limit `{limit}` has {there} for {replica}, not {here}: {advice}, or pass --force, and the largest applies to all"
+    );
+    CommandError::new(code::CONFIG, message)
+}
+
+fn text(declared: Declared) -> String {
+    let Declared { max, fair } = declared;
+    let slots = if max == 1 { "slot" } else { "slots" };
+    let fair = if fair { ", shared fairly" } else { "" };
+    format!("{max} {slots}{fair}")
+}
+
+fn unknown(limit: &str, error: &OperateError) -> CommandError {
+    let code = match error.kind() {
+        OperateErrorKind::Unavailable => code::NO_SLOT,
+        _ => code::CONFIG,
+    };
+    let message = format!("the value of limit `{limit}` is unknown: {error}: pass --concurrent");
+    CommandError::new(code, message)
+}

@@ -1,0 +1,127 @@
+//! The roster, as replicas write it: which replicas there are, and the values that they declare for limits.
+//!
+//! Tests: `operators/tests/operate/declared.rs`.
+
+use redis::cmd;
+
+use super::{desk::Desk, names::Names};
+use crate::{
+    ledger::layout::{REPLICA_CHARS, STALE_MS},
+    store::{StoreError, redis::control::ControlConnection},
+};
+
+/// The roster lets an operator know which replicas did not answer, and a replica which others declare other values.
+///
+/// A member is a replica's id and label. A replica registers once a minute, and stays on the roster for three. If the store
+/// has lost its data, a replica registers again once it notices: because the store has lost its permits, or because a
+/// question names fewer replicas than it knows.
+const ROSTER_LUA: &str = include_str!("roster.lua");
+/// Maximum number of limits that a replica declares.
+const MAX_DECLARED: usize = 1_000;
+
+/// How a replica registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// It leaves.
+    Leave,
+    /// It declares values, whatever others declare.
+    Join,
+    /// It declares a value only if no other replica declares one, or some other the same.
+    JoinIfShared,
+}
+
+/// The value of a concurrency limit, as a replica declares it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Declared {
+    pub max: u32,
+    pub fair: bool,
+}
+
+/// What other replicas declare for a limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// The label of one with the highest value, and the value; a fair limit is above others of its value.
+    pub highest: Option<(String, Declared)>,
+    /// Likewise the lowest.
+    pub lowest: Option<(String, Declared)>,
+    /// Whether some other replica declares the same.
+    pub is_shared: bool,
+}
+
+impl Declared {
+    fn score(self) -> i64 {
+        2 * i64::from(self.max) + i64::from(self.fair)
+    }
+}
+
+impl Others {
+    /// Another replica that declares another value.
+    pub fn differing(&self, from: Declared) -> Option<&(String, Declared)> {
+        let others = self.highest.iter().chain(&self.lowest);
+        { others }.find(|(_, declared)| *declared != from)
+    }
+}
+
+/// `None` if there is none. Everybody who may write a ledger may write these too.
+fn other(member: &[u8], score: i64) -> Option<(String, Declared)> {
+    let label = member.get(REPLICA_CHARS..)?;
+    let max = u32::try_from(score / 2).ok()?;
+    let fair = score % 2 == 1;
+    Some((
+        String::from_utf8_lossy(label).into_owned(),
+        Declared { max, fair },
+    ))
+}
+
+impl Desk {
+    /// Adds this replica to the roster or removes it, with the values that it declares; `None` to declare none. Returns the
+    /// store's time in milliseconds, the number of replicas, and what others declare for each of the limits.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer or refuses.
+    pub async fn register(
+        &self,
+        (control, names): (&ControlConnection, &Names),
+        how: Registration,
+        limits: &[(String, Option<Declared>)],
+    ) -> Result<(u64, u32, Vec<Others>), StoreError> {
+        let limits = &limits[..limits.len().min(MAX_DECLARED)];
+        let mut eval = cmd("EVAL");
+        eval.arg(ROSTER_LUA).arg(1 + limits.len());
+        eval.arg(names.roster());
+        for (limit, _) in limits {
+            eval.arg(names.declared(limit));
+        }
+        eval.arg(format!("{}{}", self.replica, self.label));
+        eval.arg(STALE_MS).arg(match how {
+            Registration::Leave => 0,
+            Registration::Join => 1,
+            Registration::JoinIfShared => 2,
+        });
+        for (_, declared) in limits {
+            eval.arg(declared.map_or(-1, Declared::score));
+        }
+        type Found = (Vec<u8>, i64, Vec<u8>, i64, bool);
+        let (now_ms, members, found): (u64, u32, Vec<Found>) = control.run(&eval).await?;
+        let found = found.into_iter();
+        let others = found.map(|(highest, high, lowest, low, is_shared)| Others {
+            highest: other(&highest, high),
+            lowest: other(&lowest, low),
+            is_shared,
+        });
+        Ok((now_ms, members, others.collect()))
+    }
+
+    /// The concurrency limits of this process, without overrides.
+    pub fn declared(&self) -> Vec<(String, Option<Declared>)> {
+        let limits = self.keeper.upgrade().map(|keeper| keeper.limits());
+        let limits = limits.into_iter().flatten();
+        let limits = limits.filter(|look| look.limit.period().is_none());
+        let declared = limits.map(|look| {
+            let (max, fair) = (look.declared_max, look.limit.is_fair());
+            (look.limit.name().to_owned(), Some(Declared { max, fair }))
+        });
+        declared.collect()
+    }
+}
