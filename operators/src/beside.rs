@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::cmd;
 use tower_turnstile::{
-    ConfigError, Limiter,
+    AcquireErrorKind, ConfigError, Limiter,
     operate::Target,
     operate::seam::{
         Body, ControlConnection, Declared, Desk, Names, Others, Question, RefusalRow, Registration,
@@ -19,8 +19,12 @@ use crate::OperateError;
 
 /// Time limit for a command of the store.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// In the name of a key: the latest refusals of processes that have ended.
+const REFUSALS: &str = "refusals";
 /// Number of refusals kept for each limit.
 const MAX_KEPT: isize = 20;
+/// Maximum length of one, in bytes.
+const MAX_TEXT: usize = 4_096;
 /// How long they are kept after the latest one.
 const KEPT_MS: u64 = 24 * 3_600_000;
 
@@ -78,15 +82,20 @@ impl Beside {
     pub async fn keep_refusals(&self, limit: &str) -> Result<(), OperateError> {
         let question = Question::Refusals(Target::limit(limit));
         let answer = self.desk.answer(0, &question).await;
-        let Some((Body::Refusals(rows), replica, label)) =
+        let Some((Body::Refusals(mut rows), replica, label)) =
             answer.map(|answer| (answer.body, answer.replica, answer.label))
         else {
             return Ok(());
         };
+        // A store that is down keeps nothing.
+        rows.retain(|row| row.reason != AcquireErrorKind::Unavailable.as_str());
         if rows.is_empty() {
             return Ok(());
         }
-        let (key, now_ms) = (self.names.refusals(limit), self.control.time_ms().await?);
+        let (key, now_ms) = (
+            self.names.about(limit, REFUSALS),
+            self.control.time_ms().await?,
+        );
         let mut add = cmd("ZADD");
         add.arg(&key);
         for mut row in rows {
@@ -112,21 +121,26 @@ pub(super) async fn kept_refusals(
     limit: &str,
 ) -> Result<Vec<RefusalRow>, StoreError> {
     let mut range = cmd("ZRANGE");
-    range.arg(names.refusals(limit)).arg(0).arg(MAX_KEPT - 1);
+    range
+        .arg(names.about(limit, REFUSALS))
+        .arg(0)
+        .arg(MAX_KEPT - 1);
     range.arg("REV").arg("WITHSCORES");
     let kept: Vec<(Vec<u8>, f64)> = control.run(&range).await?;
     if kept.is_empty() {
         return Ok(Vec::new());
     }
     let now_ms = control.time_ms().await?;
-    Ok(read_kept(&kept, now_ms))
+    Ok(read_kept(&kept, limit, now_ms))
 }
 
 /// Everybody who may write a ledger may write these too.
-pub(super) fn read_kept(kept: &[(Vec<u8>, f64)], now_ms: u64) -> Vec<RefusalRow> {
-    let rows = kept.iter().filter_map(|(text, at_ms)| {
+pub(super) fn read_kept(kept: &[(Vec<u8>, f64)], limit: &str, now_ms: u64) -> Vec<RefusalRow> {
+    let kept = kept.iter().filter(|(text, _)| text.len() <= MAX_TEXT);
+    let rows = kept.filter_map(|(text, at_ms)| {
         let mut row: RefusalRow = serde_json::from_slice(text).ok()?;
         row.age_ms = now_ms.saturating_sub(*at_ms as u64);
+        limit.clone_into(&mut row.limit);
         Some(row)
     });
     rows.collect()

@@ -6,6 +6,7 @@ use tower_turnstile::operate::seam::{Answer, Record};
 
 use super::{
     KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow,
+    beside::read_kept,
     explain::KeyUsage,
     ledger::{LedgerLook, behind},
     merge::Collected,
@@ -58,6 +59,7 @@ fn scores(bytes: &[u8]) {
     }
     for now_ms in [0, 1_700_000_000_000, u64::MAX] {
         assert!(fresh(&members, now_ms).len() <= members.len());
+        assert!(read_kept(&members, "chat", now_ms).len() <= members.len());
         let look = LedgerLook {
             now_ms,
             in_use: u32::MAX,

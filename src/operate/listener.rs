@@ -254,28 +254,23 @@ impl Shared {
         state.clock = Some((now_ms, now));
         (state.members, state.joined_at) = (members, now);
         state.join_at = now + JOIN_EVERY.mul_f64(0.9 + 0.1 * fastrand::f64());
-        let mut differing = HashMap::new();
+        let known = mem::take(&mut state.differing);
         for ((limit, declared), others) in limits.into_iter().zip(others) {
-            let declared = declared.expect("the limits of this process");
+            let Some(declared) = declared else { continue };
             let Some((replica, other)) = others.differing(declared) else {
                 continue;
             };
-            if state.differing.get(&limit) != Some(other) {
-                let (max, fair) = (declared.max, declared.fair);
-                let (other_max, other_fair) = (other.max, other.fair);
+            if known.get(&limit) != Some(other) {
                 tracing::warn!(
                     limit,
-                    max,
-                    fair,
-                    other = replica,
-                    other_max,
-                    other_fair,
+                    %declared,
+                    replica,
+                    %other,
                     "another replica declares another value of this limit: the largest applies"
                 );
             }
-            differing.insert(limit, *other);
+            state.differing.insert(limit, *other);
         }
-        state.differing = differing;
         Ok(())
     }
 

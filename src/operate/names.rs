@@ -81,16 +81,10 @@ impl Names {
         format!("{0}:{{{0}:control}}:roster", self.namespace)
     }
 
-    /// The key of the values that replicas declare for a limit.
-    pub fn declared(&self, limit: &str) -> String {
+    /// The key of what the store has about a limit, such as `declared`.
+    pub fn about(&self, limit: &str, what: &str) -> String {
         let digest = KeyDigest::of(limit, Key::SHARED);
-        format!("{0}:{{{0}:control}}:declared:{digest}", self.namespace)
-    }
-
-    /// The key of the latest refusals of a limit whose processes have ended.
-    pub fn refusals(&self, limit: &str) -> String {
-        let digest = KeyDigest::of(limit, Key::SHARED);
-        format!("{0}:{{{0}:control}}:refusals:{digest}", self.namespace)
+        format!("{0}:{{{0}:control}}:{what}:{digest}", self.namespace)
     }
 
     /// The channel of questions and orders.

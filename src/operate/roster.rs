@@ -2,11 +2,14 @@
 //!
 //! Tests: `operators/tests/operate/declared.rs`.
 
+use std::fmt;
+
 use redis::cmd;
 
 use super::{desk::Desk, names::Names};
 use crate::{
     ledger::layout::{REPLICA_CHARS, STALE_MS},
+    operable::MAX_LABEL,
     store::{StoreError, redis::control::ControlConnection},
 };
 
@@ -23,11 +26,11 @@ const MAX_DECLARED: usize = 1_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Registration {
     /// It leaves.
-    Leave,
+    Leave = 0,
     /// It declares values, whatever others declare.
-    Join,
+    Join = 1,
     /// It declares a value only if no other replica declares one, or some other the same.
-    JoinIfShared,
+    JoinIfShared = 2,
 }
 
 /// The value of a concurrency limit, as a replica declares it.
@@ -40,10 +43,9 @@ pub struct Declared {
 /// What other replicas declare for a limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Others {
-    /// The label of one with the highest value, and the value; a fair limit is above others of its value.
-    pub highest: Option<(String, Declared)>,
-    /// Likewise the lowest.
-    pub lowest: Option<(String, Declared)>,
+    /// The labels of those with the highest and with the lowest value, and the values; a fair limit is above others of its
+    /// value.
+    pub extremes: Vec<(String, Declared)>,
     /// Whether some other replica declares the same.
     pub is_shared: bool,
 }
@@ -54,23 +56,28 @@ impl Declared {
     }
 }
 
+impl fmt::Display for Declared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slots = if self.max == 1 { "slot" } else { "slots" };
+        let fair = if self.fair { ", shared fairly" } else { "" };
+        write!(f, "{} {slots}{fair}", self.max)
+    }
+}
+
 impl Others {
     /// Another replica that declares another value.
     pub fn differing(&self, from: Declared) -> Option<&(String, Declared)> {
-        let others = self.highest.iter().chain(&self.lowest);
-        { others }.find(|(_, declared)| *declared != from)
+        self.extremes.iter().find(|(_, declared)| *declared != from)
     }
 }
 
 /// `None` if there is none. Everybody who may write a ledger may write these too.
 fn other(member: &[u8], score: i64) -> Option<(String, Declared)> {
     let label = member.get(REPLICA_CHARS..)?;
-    let max = u32::try_from(score / 2).ok()?;
-    let fair = score % 2 == 1;
-    Some((
-        String::from_utf8_lossy(label).into_owned(),
-        Declared { max, fair },
-    ))
+    let (max, fair) = (u32::try_from(score / 2).ok()?, score % 2 == 1);
+    let label = String::from_utf8_lossy(label);
+    let label = label.chars().take(MAX_LABEL).collect();
+    Some((label, Declared { max, fair }))
 }
 
 impl Desk {
@@ -91,14 +98,10 @@ impl Desk {
         eval.arg(ROSTER_LUA).arg(1 + limits.len());
         eval.arg(names.roster());
         for (limit, _) in limits {
-            eval.arg(names.declared(limit));
+            eval.arg(names.about(limit, "declared"));
         }
         eval.arg(format!("{}{}", self.replica, self.label));
-        eval.arg(STALE_MS).arg(match how {
-            Registration::Leave => 0,
-            Registration::Join => 1,
-            Registration::JoinIfShared => 2,
-        });
+        eval.arg(STALE_MS).arg(how as u8);
         for (_, declared) in limits {
             eval.arg(declared.map_or(-1, Declared::score));
         }
@@ -106,8 +109,7 @@ impl Desk {
         let (now_ms, members, found): (u64, u32, Vec<Found>) = control.run(&eval).await?;
         let found = found.into_iter();
         let others = found.map(|(highest, high, lowest, low, is_shared)| Others {
-            highest: other(&highest, high),
-            lowest: other(&lowest, low),
+            extremes: Vec::from_iter(other(&highest, high).into_iter().chain(other(&lowest, low))),
             is_shared,
         });
         Ok((now_ms, members, others.collect()))

@@ -27,22 +27,16 @@ async fn replicas_with_different_values_say_who_differs() {
         limiters.push(limiter);
     }
     let said = "another replica declares another value of this limit";
-    let old = [
-        "limit=\"declared\"",
-        "max=8",
-        "other=\"new\"",
-        "other_max=9",
-        said,
-    ];
-    let new = [
-        "limit=\"declared\"",
-        "max=9",
-        "other=\"old\"",
-        "other_max=8",
-        said,
-    ];
-    soon(log.until(&old)).await;
-    soon(log.until(&new)).await;
+    let said_of = |own: &str, replica: &str, other: &str| {
+        let limit = "limit=\"declared\"";
+        let own = format!("declared={own} slots");
+        let replica = format!("replica=\"{replica}\" other={other} slots");
+        [limit.to_owned(), own, replica, said.to_owned()]
+    };
+    let (old, new) = (said_of("8", "new", "9"), said_of("9", "old", "8"));
+
+    soon(log.until(&old.each_ref().map(|part| &**part))).await;
+    soon(log.until(&new.each_ref().map(|part| &**part))).await;
 
     // They register again once they notice that the store has lost its data, and have said it.
     let operator = Patient::connect(&server.url()).await;

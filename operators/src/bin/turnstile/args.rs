@@ -89,16 +89,17 @@ pub(crate) enum Command {
     /// Runs a command while holding a slot of a limit.
     ///
     /// It queues with all other users of the limit, in order of arrival, or with --tenant in fair shares among tenants,
-    /// and starts the command once it has a slot.
-    /// Signals go to the command, which finds its permit's id in TURNSTILE_PERMIT. When the command ends, the slot is
-    /// released.
+    /// and starts the command once it has a slot. The command finds its permit's id in TURNSTILE_PERMIT.
+    ///
+    /// On Linux the slot is held until the last process that descends from the command has ended, daemons too, and signals
+    /// go to all of these, SIGUSR1 and SIGUSR2 to the command alone: see --only-child.
     ///
     /// If it is killed by SIGKILL, the command continues without a slot once its lease has ended (30 s): see
     /// --die-with-me. If it is suspended for longer than that, it loses the slot too.
     ///
     /// Exit codes: the command's exit code, or 128 plus the number of the signal that ended it. 75: no slot, or the
-    /// store is down, and the command was not started. 76: the slot was lost, and the command was stopped. 78: the file
-    /// is faulty, or the store refuses. 126, 127: the command cannot be executed, or was not found. 2: wrong call.
+    /// store is down, and the command was not started. 76: the slot was lost, and the command was stopped. 124: stopped by
+    /// --max-hold. 78: the file is faulty, the store refuses, or other holders have another value. 126, 127: the command cannot be executed, or was not found. 2: wrong call.
     #[cfg(unix)]
     #[command(
         after_help = "Example: turnstile run gpu --key acme --concurrent 8 --wait 30m -- python train.py"

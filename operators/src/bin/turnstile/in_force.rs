@@ -46,13 +46,14 @@ pub(crate) async fn in_force(
     } else {
         Registration::JoinIfShared
     };
-    match beside.declare(how, limit, Some(declared)).await {
-        Ok(others) if !wanted.is_forced && !others.is_shared => match &others.highest {
-            Some(_) => Err(refused(limit, declared, &others)),
-            None => Ok(declared),
-        },
-        // A store that does not answer, or refuses, grants no slot either: the fallback decides.
-        Ok(_) | Err(_) => Ok(declared),
+    // A store that does not answer, or refuses, grants no slot either: the fallback decides.
+    let others = beside.declare(how, limit, Some(declared)).await;
+    let others = others.unwrap_or_default();
+    match others.differing(declared) {
+        Some((replica, other)) if !wanted.is_forced && !others.is_shared => {
+            Err(refused(limit, declared, replica, *other))
+        }
+        _ => Ok(declared),
     }
 }
 
@@ -62,33 +63,27 @@ pub(crate) async fn compare(beside: &Beside, limit: &str, declared: Declared) {
     if let Ok(others) = others
         && let Some((replica, other)) = others.differing(declared)
     {
-        let (here, there) = (text(declared), text(*other));
         note!(
-            "turnstile: limit `{limit}` has {here} in the file, and {there} for {replica}: the largest applies"
+            "turnstile: limit `{limit}` has {declared} in the file, and {other} for {replica}: the largest applies"
         );
     }
 }
 
 /// The value that all others have.
 fn agreed(limit: &str, others: &Others) -> Result<Declared, CommandError> {
-    let fault = |message| Err(CommandError::new(code::CONFIG, message));
-    match (&others.highest, &others.lowest) {
-        (Some((_, high)), Some((_, low))) if high == low => Ok(*high),
-        (Some((one, high)), Some((other, low))) => {
-            let (high, low) = (text(*high), text(*low));
-            let differ = format!("{high} for {one}, and {low} for {other}");
-            fault(format!("limit `{limit}` has {differ}: pass --concurrent"))
+    let message = match &others.extremes[..] {
+        [(one, high), (other, low)] if high != low => {
+            format!(
+                "limit `{limit}` has {high} for {one}, and {low} for {other}: pass --concurrent"
+            )
         }
-        _ => fault(format!(
-            "nobody else has limit `{limit}`: pass --concurrent"
-        )),
-    }
+        [(_, all), ..] => return Ok(*all),
+        [] => format!("nobody else has limit `{limit}`: pass --concurrent"),
+    };
+    Err(CommandError::new(code::CONFIG, message))
 }
 
-fn refused(limit: &str, declared: Declared, others: &Others) -> CommandError {
-    let Some((replica, other)) = others.differing(declared) else {
-        return CommandError::new(code::CONFIG, format!("limit `{limit}` differs"));
-    };
+fn refused(limit: &str, declared: Declared, replica: &str, other: Declared) -> CommandError {
     let advice = if declared.max != other.max {
         "leave --concurrent out"
     } else if other.fair {
@@ -96,18 +91,10 @@ fn refused(limit: &str, declared: Declared, others: &Others) -> CommandError {
     } else {
         "leave --tenant out"
     };
-    let (here, there) = (text(declared), text(*other));
     let message = format!(
-        "limit `{limit}` has {there} for {replica}, not {here}: {advice}, or pass --force, and the largest applies to all"
+        "limit `{limit}` has {other} for {replica}, not {declared}: {advice}, or pass --force, and the largest applies to all"
     );
     CommandError::new(code::CONFIG, message)
-}
-
-fn text(declared: Declared) -> String {
-    let Declared { max, fair } = declared;
-    let slots = if max == 1 { "slot" } else { "slots" };
-    let fair = if fair { ", shared fairly" } else { "" };
-    format!("{max} {slots}{fair}")
 }
 
 fn unknown(limit: &str, error: &OperateError) -> CommandError {

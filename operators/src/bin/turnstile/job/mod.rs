@@ -52,7 +52,6 @@ pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandE
         Ok(Waited::Granted(permit)) => child::run(job, permit, &mut signals).await,
         Ok(Waited::Cancelled(signal)) => Ok(Ended::Signalled(signal as i32)),
         Err(error) => {
-            // If the store does not answer, nobody can ask for them either.
             let _ = slots.beside.keep_refusals(&job.limit).await;
             Err(error)
         }
