@@ -105,6 +105,17 @@ async fn commands_agree_with_one_another() {
     ends_so(&server, &["--concurrent", "3"], 0, "").await;
 }
 
+/// One that ends without a shutdown does not take its value back.
+#[tokio::test]
+async fn a_value_counts_while_its_replica_is_there() {
+    let server = RedisServer::start();
+    drop(service(&server, Limit::concurrent("gpu", 8)).await);
+    let operator = Patient::connect(&server.url()).await;
+    await_replicas(&operator, 0).await;
+    let _service = service(&server, Limit::concurrent("gpu", 9)).await;
+    ends_so(&server, &[], 0, "").await;
+}
+
 /// As in a rollout.
 #[tokio::test]
 async fn a_file_with_another_value_is_used_and_says_so() {
