@@ -9,7 +9,7 @@ use tokio::{
 
 use crate::{
     scene::{Scene, file, send, send_to_socket, turnstile, until},
-    support::{alone, redis_server::RedisServer, soon},
+    support::{alone, redis_server::RedisServer, replica::Replica, soon},
 };
 
 const TOKEN: &str = "a token of 24 characters";
@@ -159,13 +159,48 @@ fn the_page_shows_the_replica_and_changes_nothing() {
     });
 }
 
+/// A value in one shell would open the limit for all.
+#[test]
+fn limits_of_the_arguments_have_the_values_of_their_other_holders() {
+    alone(async {
+        let redis = RedisServer::start();
+        let url = redis.url();
+        let serve = |options: &[&str]| {
+            let common = ["--store", &url, "serve", "--listen", "127.0.0.1:0"];
+            turnstile(&[&common[..], options].concat())
+        };
+        let first = Replica::launch(serve(&["--limit", "gpu=8"])).await;
+        until(async || redis.cli(&["KEYS", "*:declared:*"]).contains("declared")).await;
+        for (options, words) in [
+            (
+                &["--limit", "gpu=80"][..],
+                "not 80 slots: leave its slots out",
+            ),
+            (&["--limit", "gpu=8", "--fair"], "leave --fair out"),
+        ] {
+            let output = serve(options).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(78), "{options:?}: {said}");
+            assert!(said.contains(words), "{options:?}: {said}");
+        }
+        for options in [&["--limit", "gpu"][..], &["--limit", "gpu=80", "--force"]] {
+            drop(Replica::launch(serve(options)).await);
+        }
+        drop(first);
+    });
+}
+
 #[test]
 fn wrong_calls_say_what_to_mend() {
     let redis = RedisServer::start();
     let file = file(&redis);
     let config = file.path().to_str().unwrap();
     for (options, code, words) in [
-        (&["--limit", "gpu"][..], 2, "write its slots: gpu=8"),
+        (
+            &["--limit", "gpu"][..],
+            78,
+            "nobody else has limit `gpu`: pass its slots",
+        ),
         (&["--limit", "gpu=0"], 2, "it must be 1 to 1000000"),
         (&["--limit", "gpu=x"], 2, "slots are a number"),
         (&["--limit", "gpu=1", "--limit", "gpu=2"], 2, "given twice"),

@@ -16,7 +16,8 @@
 --            2^51 .. 2^52-1   '!'           2^51 + the end of a pause and of its ramp, in ms: until the end of the pause
 --                                           nobody gets a slot, and then the limit rises from 0 over RAMP_MS; plus a half, once an
 --                                           operator has ended it
---   keeping  from 2^52 on     '~'..replica  2^52 + the time until which it may keep freed slots, in ms
+--   keeping  from 2^52 on     '~'..replica  2^52 + the time until which it may keep freed slots, in ms: it does not release
+--                                           them, renews their leases, and reuses them without a call
 --
 -- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its name, whose first character, at
 -- WEIGHT_AT, encodes the weight by its position in DIGITS. The members of a permit are written and removed together.
@@ -49,8 +50,8 @@
 -- A RECORD is seven packed numbers. Names in capitals are constants of layout.rs, whose values script/mod.rs puts in: the number of
 -- arguments for each element.
 --
---   ARGV[1]  of the exchange      RECORD: lease_ms, respond_ms, waiter_ttl_ms, not_after_us,
---                                         numbers of ledgers, refunds and claims
+--   ARGV[1]  of the exchange      RECORD: lease_ms; respond_ms, within which this replica calls again while it has
+--                                         waiters; waiter_ttl_ms; not_after_us; numbers of ledgers, refunds and claims
 --            for each ledger      RECORD: limit, max_waiters, options,
 --                                         numbers of permits to release, renew, adopt and acquire
 --                                 for each permit to acquire '1' if it waits for a slot, else '0'
@@ -81,6 +82,9 @@
 -- if the ledger is fair; 128 if it owes: its dues also have departures, reports or settlements, or payers for claims; 256
 -- if the replica asks for its holders; 1024 times the length of a pause to start in ms and 1, or 1024 to end the present
 -- pause; 512 if it knows that pause, which starts only if it was not ended.
+--
+-- Repetition: an exchange without an answer may have run. A later one names its permits again: releases, renewals and adoptions then
+-- change nothing more, and requests ask under new names. Charges, refunds and reports of dues are never sent twice.
 --
 -- Reply
 -- =====

@@ -38,7 +38,7 @@ local function scores_of(key, ...)
   return scores
 end
 
--- The position in DIGITS of a character of a member: the weight of a permit, or the number of a unit.
+-- The position in DIGITS of a character of a member: the weight of a permit, or the number of a unit, 1 for the id itself.
 local function digit_at(member, at)
   return string.find(DIGITS, string.sub(member, at, at), 1, true)
 end
@@ -140,7 +140,7 @@ local function admit(ledger, id, waits, payer)
       end
       on_all('ZREM', key, dead)
       waiting = waiting - #dead
-      if #dead == 0 then
+      if #dead == 0 then -- else each newcomer would search again; dead waiters elsewhere are evicted at the head
         call('ZREMRANGEBYSCORE', key, ALIVE, oldest - 1)
       end
     end
@@ -166,7 +166,8 @@ local function admit(ledger, id, waits, payer)
   end
   -- In a fair ledger, its tenant's turn may come before that of a waiter that needs more units than are free.
   ledger.more = payer and fits
-  -- Tickets never decrease, so a ticket below the head's is known to have left the queue.
+  -- Tickets never decrease, so a ticket below the head's is known to have left the queue, or was passed over; `advance` in
+  -- claim_slots.lua marks those that it gives.
   local ticket, text = ledger.ticket and ledger.ticket + 1, nil
   if not ticket then
     ticket = FIRST_TICKET + now_us

@@ -89,7 +89,8 @@ if has_fair then
     end
   end
 
-  -- `settle`. A waiter that is in no line any more has paid for a grant, and left before it knew.
+  -- `settle`. A waiter that is in no line any more has paid for a grant, and left before it knew. In a repeated exchange fewer members
+  -- are removed, and nothing is settled again: in part would need names.
   function shares.settle(fair, removed, acquires, free)
     local text = fair.text
     local settled_units, left, reports, settled = struct.unpack('<dddd', text)

@@ -39,7 +39,7 @@ for i = 1, ledger_count do
   if not lease_end_text and (renews + adopts + claim_count > 0 or is_short and acquires > 0) then
     lease_end_text = string.format('%d%09d', lease_end_ms / 1000000000, lease_end_ms % 1000000000) -- as `text_of`
   end
-  if is_short and lasting >= limit then -- `expire` would shorten leases with a deadline too far ahead
+  if is_short and lasting >= limit then -- `bring_forward` would shorten leases with a deadline too far ahead
     too_late_text = too_late_text
       or '(' .. string.format('%d%09d', latest_end_ms / 1000000000, latest_end_ms % 1000000000)
     is_short = call('ZCOUNT', key, too_late_text, LAST_DEADLINE) == 0

@@ -9,7 +9,7 @@ use tower_turnstile_operate::{
 use crate::{code, commands::CommandError};
 
 /// What the arguments say about a limit.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// `None`: as the other holders have it.
     pub slots: Option<u32>,
@@ -17,6 +17,8 @@ pub(crate) struct Wanted {
     pub is_fair: Option<bool>,
     /// Whether another value than the other holders' is wanted.
     pub is_forced: bool,
+    /// How the arguments name both.
+    pub names: (&'static str, &'static str),
 }
 
 /// Declares a limit, and returns its value. Fails if other replicas have the limit with another value.
@@ -34,7 +36,8 @@ pub(crate) async fn in_force(
         },
         None => {
             let others = beside.declare(Registration::Join, limit, None).await;
-            let known = agreed(limit, &others.map_err(|error| unknown(limit, &error))?)?;
+            let others = others.map_err(|error| unknown(limit, wanted.names.0, &error))?;
+            let known = agreed(limit, wanted.names.0, &others)?;
             Declared {
                 fair: wanted.is_fair.unwrap_or(known.fair),
                 ..known
@@ -51,7 +54,7 @@ pub(crate) async fn in_force(
     let others = others.unwrap_or_default();
     match others.differing(declared) {
         Some((replica, other)) if !wanted.is_forced && !others.is_shared => {
-            Err(refused(limit, declared, replica, *other))
+            Err(refused(limit, declared, replica, *other, wanted.names))
         }
         _ => Ok(declared),
     }
@@ -70,26 +73,30 @@ pub(crate) async fn compare(beside: &Beside, limit: &str, declared: Declared) {
 }
 
 /// The value that all others have.
-fn agreed(limit: &str, others: &Others) -> Result<Declared, CommandError> {
+fn agreed(limit: &str, slots: &str, others: &Others) -> Result<Declared, CommandError> {
     let message = match &others.extremes[..] {
         [(one, high), (other, low)] if high != low => {
-            format!(
-                "limit `{limit}` has {high} for {one}, and {low} for {other}: pass --concurrent"
-            )
+            format!("limit `{limit}` has {high} for {one}, and {low} for {other}: pass {slots}")
         }
         [(_, all), ..] => return Ok(*all),
-        [] => format!("nobody else has limit `{limit}`: pass --concurrent"),
+        [] => format!("nobody else has limit `{limit}`: pass {slots}"),
     };
     Err(CommandError::new(code::CONFIG, message))
 }
 
-fn refused(limit: &str, declared: Declared, replica: &str, other: Declared) -> CommandError {
+fn refused(
+    limit: &str,
+    declared: Declared,
+    replica: &str,
+    other: Declared,
+    (slots, fairness): (&str, &str),
+) -> CommandError {
     let advice = if declared.max != other.max {
-        "leave --concurrent out"
+        format!("leave {slots} out")
     } else if other.fair {
-        "pass --tenant"
+        format!("pass {fairness}")
     } else {
-        "leave --tenant out"
+        format!("leave {fairness} out")
     };
     let message = format!(
         "limit `{limit}` has {other} for {replica}, not {declared}: {advice}, or pass --force, and the largest applies to all"
@@ -97,11 +104,11 @@ fn refused(limit: &str, declared: Declared, replica: &str, other: Declared) -> C
     CommandError::new(code::CONFIG, message)
 }
 
-fn unknown(limit: &str, error: &OperateError) -> CommandError {
+fn unknown(limit: &str, slots: &str, error: &OperateError) -> CommandError {
     let code = match error.kind() {
         OperateErrorKind::Unavailable => code::NO_SLOT,
         _ => code::CONFIG,
     };
-    let message = format!("the value of limit `{limit}` is unknown: {error}: pass --concurrent");
+    let message = format!("the value of limit `{limit}` is unknown: {error}: pass {slots}");
     CommandError::new(code, message)
 }

@@ -54,6 +54,7 @@ impl<'a> SlotSource<'a> {
             slots,
             is_fair: job.tenant.as_ref().map(|_| true),
             is_forced: job.force,
+            names: ("--concurrent", "--tenant"),
         };
         let declared = match in_force(&beside, name, wanted).await {
             Ok(declared) => declared,

@@ -17,6 +17,9 @@ pub(crate) struct ServeArgs {
     /// Share the slots of each --limit fairly among tenants. All users of the limits should do the same.
     #[arg(long, conflicts_with = "config")]
     pub fair: bool,
+    /// Take values for --limit that other holders do not share: the largest applies to all.
+    #[arg(long, conflicts_with = "config")]
+    pub force: bool,
     /// Address for clients, or `unix:` and the path of a socket. Other machines need --token.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3100")]
     pub listen: Address,
@@ -46,8 +49,9 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Group)]
 #[group(required = true, multiple = false)]
 pub(crate) struct LimitSource {
-    /// A limit and its slots, such as `gpu=8`; repeatable. All users of the limit must agree.
-    #[arg(long, value_name = "NAME=SLOTS")]
+    /// A limit and its slots, such as `gpu=8`, or without slots as its other holders have it; repeatable. Another value than
+    /// theirs is refused: see --force.
+    #[arg(long, value_name = "NAME[=SLOTS]")]
     pub limit: Vec<LimitArg>,
     /// Configuration file that declares the limits, as for services. Its store, if any, takes precedence over --store.
     #[arg(long, value_name = "FILE")]

@@ -1,19 +1,24 @@
 //! The limits: from a file, as a service reads it, or from `--limit`; and the semaphore for a client's parameters.
 
-use std::{collections::BTreeSet, env, fmt::Write, path::Path};
+use std::{collections::BTreeMap, env, fmt::Write, path::Path};
 
 use tower_turnstile::{
     Limiter, Semaphore,
     config::{Config, ConfigFileError, LiveConfig, StoreUrl},
 };
-use tower_turnstile_operate::{Operator, admin::Admin};
+use tower_turnstile_operate::{Declared, Operator, Registration, admin::Admin, beside::Beside};
 
 use super::{
     args::{LimitArg, ServeArgs},
     form::SlotForm,
     problem::HttpProblem,
 };
-use crate::{args::Args, code, commands::CommandError};
+use crate::{
+    args::Args,
+    code,
+    commands::CommandError,
+    in_force::{Wanted, in_force},
+};
 
 pub(super) struct ServedLimits {
     live: LiveConfig,
@@ -111,7 +116,7 @@ async fn read(args: &Args, serve: &ServeArgs) -> Result<Config, CommandError> {
             let config = Config::from_file(path).await;
             config.map_err(|error| faulty(Some(path), &error))?
         }
-        None => declared(&serve.source.limit, serve.fair)?,
+        None => declared(&agreed(args, serve).await?)?,
     };
     // Operators see each client, and can revoke its slot.
     config.store.operable = true;
@@ -123,32 +128,62 @@ async fn read(args: &Args, serve: &ServeArgs) -> Result<Config, CommandError> {
     Ok(config)
 }
 
-/// The file that declares these limits: callers have any key, wait for up to a day, and are refused while the store is
-/// down.
-fn declared(limits: &[LimitArg], is_fair: bool) -> Result<Config, CommandError> {
-    let (mut text, mut seen) = ("unlimited = true\n".to_owned(), BTreeSet::new());
-    for limit in limits {
-        let LimitArg { name, slots } = limit;
-        if !seen.insert(name) {
+/// The limits of the arguments, with the values that their other holders have.
+async fn agreed<'a>(
+    args: &Args,
+    serve: &'a ServeArgs,
+) -> Result<BTreeMap<&'a str, Declared>, CommandError> {
+    // The server declares them itself, once it is connected.
+    let asking = Limiter::in_memory();
+    let beside = match args.store()? {
+        "memory:" => None,
+        url => Some(Beside::new(&asking, url, &args.namespace)?),
+    };
+    let mut limits = BTreeMap::new();
+    for LimitArg { name, slots } in &serve.source.limit {
+        let wanted = Wanted {
+            slots: *slots,
+            is_fair: serve.fair.then_some(true),
+            is_forced: serve.force,
+            names: ("its slots", "--fair"),
+        };
+        let declared = match (&beside, slots) {
+            (Some(beside), _) => {
+                let declared = in_force(beside, name, wanted).await;
+                let _ = beside.declare(Registration::Leave, name, None).await;
+                declared?
+            }
+            (None, Some(max)) => Declared {
+                max: *max,
+                fair: serve.fair,
+            },
+            (None, None) => {
+                let message = format!("--limit {name}: write its slots: {name}=8");
+                return Err(CommandError::new(code::WRONG_CALL, message));
+            }
+        };
+        if limits.insert(&**name, declared).is_some() {
             let message = format!("--limit {name} is given twice");
             return Err(CommandError::new(code::WRONG_CALL, message));
         }
-        let slots = slots.map_or_else(|| slots_in_force(name), Ok)?;
+    }
+    Ok(limits)
+}
+
+/// The file that declares these limits: callers have any key, wait for up to a day, and are refused while the store is
+/// down.
+fn declared(limits: &BTreeMap<&str, Declared>) -> Result<Config, CommandError> {
+    let mut text = "unlimited = true\n".to_owned();
+    for (name, Declared { max, fair }) in limits {
         // A string of JSON is one of TOML.
-        let name = serde_json::Value::from(name.as_str());
+        let name = serde_json::Value::from(*name);
         let _ = write!(
             text,
-            "[limits.{name}]\nconcurrent = {slots}\nkey = {{ header = 'key' }}\nfair = {is_fair}\n\
+            "[limits.{name}]\nconcurrent = {max}\nkey = {{ header = 'key' }}\nfair = {fair}\n\
              wait = '24h'\nfallback = 'reject'\nunrouted = true\n"
         );
     }
     Config::from_toml(&text).map_err(|error| faulty(None, &error))
-}
-
-/// The slots of a limit that is named without them.
-fn slots_in_force(name: &str) -> Result<u32, CommandError> {
-    let message = format!("--limit {name}: write its slots: {name}=8");
-    Err(CommandError::new(code::WRONG_CALL, message))
 }
 
 fn faulty(path: Option<&Path>, error: &ConfigFileError) -> CommandError {
