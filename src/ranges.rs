@@ -6,12 +6,16 @@ use std::time::Duration;
 pub(crate) const MAX_NAME_LEN: usize = 128;
 /// The largest value of a limit: 1,000,000. A key with this many holders is still fast.
 pub(crate) const MAX_LIMIT: u32 = 1_000_000;
+/// The largest count and burst of a rate: 1,000,000,000.
+pub(crate) const MAX_RATE: u32 = 1_000_000_000;
+/// The fastest rate: 1,000,000 per millisecond, in units per microsecond.
+pub(crate) const MAX_PER_US: u128 = 1_000;
 /// The longest queue of a key: 100,000 requests.
 pub(crate) const MAX_WAITERS: u32 = 100_000;
 /// The longest wait: 24 h.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
-/// The longest period of a rate: 24 h.
-pub(crate) const MAX_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
+/// The longest period of a rate: 31 days.
+pub(crate) const MAX_PERIOD: Duration = Duration::from_secs(31 * 24 * 60 * 60);
 /// The longest pause: 1 h.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// The largest number of limits on one request: 16.

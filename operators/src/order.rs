@@ -53,9 +53,9 @@ pub enum Order {
         /// The limit or key.
         #[serde(flatten)]
         target: Target,
-        /// Slots, or requests in a period: 1 to 1,000,000; for a key of a concurrent limit also 0.
+        /// Slots, 1 to 1,000,000, or requests in a period, 1 to 1,000,000,000; for a key of a concurrent limit also 0.
         value: u32,
-        /// Requests of a rate that may start at once after a pause: 1 to 1,000,000. Without a burst, a limit keeps its
+        /// Requests of a rate that may start at once after a pause: 1 to 1,000,000,000. Without a burst, a limit keeps its
         /// declared burst, or uses the value as burst if none is declared; a key uses its limit's burst.
         burst: Option<u32>,
         /// For how long: 1 second to 7 days.
@@ -449,12 +449,12 @@ fn out_of_range(target: &Target, value: LimitValue) -> OperateError {
             max,
             burst: Some(burst),
             ..
-        } if (of_max..=Limit::MAX).contains(&max) => ("burst", burst, 1),
+        } if (of_max..=Limit::MAX_RATE).contains(&max) => ("burst", burst, 1),
         LimitValue { max, .. } => ("value", max, of_max),
     };
     OperateError::value(format!(
         "the {what} of {target} is {number}: it must be {least} to {}",
-        Limit::MAX
+        Limit::MAX_RATE
     ))
 }
 

@@ -25,7 +25,7 @@ use super::{
     schema,
 };
 #[cfg(test)]
-use crate::ranges::MAX_WAITERS;
+use crate::ranges::{MAX_RATE, MAX_WAITERS};
 use crate::{
     key::Key,
     layer::check_pause,
@@ -48,14 +48,14 @@ pub struct LimitConfig {
     #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
     pub concurrent: Option<u32>,
     /// Requests that start per period and key. See [`Limit::rate`].
-    #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_RATE)))]
     pub rate: Option<u32>,
     /// Period of a rate.
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub per: Option<Duration>,
     /// Requests that may start at once after a pause. See [`Limit::burst`]. Default: the rate.
-    #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_RATE)))]
     pub burst: Option<u32>,
     /// Unit of a rate. See [`Limit::unit`]. Default: `"requests"`.
     #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z][A-Za-z0-9._-]{0,31}$")))]
@@ -368,7 +368,7 @@ enum FallbackWord {
 #[serde(deny_unknown_fields)]
 struct FallbackTable {
     /// Each process enforces this value separately.
-    #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_RATE)))]
     local: u32,
 }
 

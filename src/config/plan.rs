@@ -12,7 +12,7 @@ use super::{
     word_or_table::{NUMBER_OR_TABLE, word_or_table},
 };
 #[cfg(test)]
-use crate::ranges::MAX_LIMIT;
+use crate::ranges::MAX_RATE;
 use crate::{key::Key, limit::LimitValue};
 
 /// A group of callers with the same values, such as all customers who pay for more.
@@ -101,10 +101,10 @@ impl<V: Copy + PartialEq> Own<'_, V> {
 #[serde(deny_unknown_fields)]
 pub(super) struct ValueTable {
     /// Requests that start per period.
-    #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_RATE)))]
     rate: u32,
     /// Requests that may start at once after a pause.
-    #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_RATE)))]
     burst: u32,
 }
 

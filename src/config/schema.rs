@@ -11,7 +11,7 @@ use serde_json::{Value as Json, json};
 
 use super::{Config, plan::ValueTable};
 use crate::{
-    ranges::{MAX_LIMIT, MAX_SHARE},
+    ranges::{MAX_LIMIT, MAX_RATE, MAX_SHARE},
     reason::AMBIGUOUS_PATH,
 };
 
@@ -46,7 +46,7 @@ const DURATION: &str = r"^(0|\s*(\d+(\.\d+)?\s*(nanos|nsec|ns|usec|us|µs|millis
 #[derive(JsonSchema)]
 #[schemars(inline)]
 #[allow(dead_code, reason = "only its schema is used")]
-pub(super) struct Value(#[schemars(range(max = MAX_LIMIT))] u32);
+pub(super) struct Value(#[schemars(range(max = MAX_RATE))] u32);
 
 pub(super) type Values = BTreeMap<String, WordOrTable<Value, ValueTable>>;
 
@@ -122,12 +122,13 @@ pub(super) fn limit_rules() -> Json {
     let is_set =
         |field: &str, value: Json| json!({ "required": [field], "properties": { field: value } });
     let filled = json!({ "minProperties": 1 });
-    let of_slots = json!({ "additionalProperties": { "type": "integer" } });
+    let of_slots = json!({ "additionalProperties": { "type": "integer", "maximum": MAX_LIMIT } });
     let of_a_rate = json!({ "additionalProperties": { "minimum": 1 } });
     json!([
         { "oneOf": [
             { "required": ["concurrent"], "not": any(&["rate", "per", "burst", "unit", "cost"]), "properties": {
                 "clamp_cost": { "const": false }, "plans": of_slots, "overrides": of_slots,
+                "fallback": { "properties": { "local": { "maximum": MAX_LIMIT } } },
             } },
             { "required": ["rate", "per"], "not": any(&["concurrent", "outcome"]), "properties": {
                 "reuse": { "const": false }, "fair": { "const": false }, "plans": of_a_rate, "overrides": of_a_rate,

@@ -102,12 +102,20 @@ pub const STALE_MS: u64 = 180_000;
 
 /// The longest time from now to a start that a rate reserves.
 pub(crate) const MAX_WAIT_US: u64 = 86_400_000_000;
+/// The largest count and burst of a rate.
+pub(crate) const MAX_RATE: u32 = 1_000_000_000;
+/// The longest period of a rate: 31 days. The script multiplies it by 2,047, in a number that is exact up to 2^53.
+pub(crate) const MAX_PERIOD_US: u64 = 2_678_400_000_000;
+/// The longest time in which a full burst drains, about 71 years. A report at the recorded rate may add as much again: with the
+/// time of day, the sum is still exact.
+pub(crate) const MAX_BURST_US: u64 = 1 << 51;
 /// A wait that no rate refuses: the cost is charged even if nothing remains.
 pub(crate) const WAIT_FOREVER_US: u64 = MAX_EXACT;
 
 // Numbers.
 
-/// The largest product of two numbers: exact in the script's floating-point numbers, with room for sums.
+/// The largest time in microseconds, and the largest product that the script calculates in one step: exact in its floating-point
+/// numbers, with room for sums.
 pub(crate) const MAX_EXACT: u64 = 1 << 52;
 /// Fractions of a unit in which rounding by conversions of a rate is recorded.
 pub(crate) const ROUNDING_PARTS: u64 = 1 << 36;

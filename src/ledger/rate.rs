@@ -51,11 +51,9 @@ use std::{
     time::Duration,
 };
 
-use super::layout::{MAX_EXACT, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US};
-use crate::ranges::MAX_LIMIT;
-
-/// Maximum burst.
-pub(super) const MAX_BURST: u32 = MAX_LIMIT;
+use super::layout::{
+    MAX_BURST_US, MAX_EXACT, MAX_RATE, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US,
+};
 
 /// `count` starts per `period_us`, in lowest terms, and up to `burst` at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -126,23 +124,25 @@ impl Rate {
 
     /// Whether the rate's arithmetic is also exact in the script.
     pub(crate) fn is_exact(&self) -> bool {
-        let filled = self.period_us.checked_mul(u64::from(self.burst));
-        (1..=MAX_BURST).contains(&self.burst) && filled.is_some_and(|filled| filled <= MAX_EXACT)
+        (1..=self.most_burst()).contains(&self.burst)
+    }
+
+    /// The largest burst that keeps the rate exact: it drains within [`MAX_BURST_US`].
+    pub(crate) fn most_burst(&self) -> u32 {
+        let most = self.parts_at(MAX_BURST_US) / i128::from(self.period_us);
+        most.min(MAX_RATE.into()) as u32
     }
 
     /// The rate with the nearest burst that keeps it exact.
     pub(crate) fn clamped(self) -> Self {
-        let most = (MAX_EXACT / self.period_us).min(MAX_BURST.into()) as u32;
-        let burst = self.burst.clamp(1, most);
+        let burst = self.burst.clamp(1, self.most_burst());
         Self { burst, ..self }
     }
 
-    /// The largest part of a debt that is charged at once, with [`WAIT_FOREVER_US`]: small enough for exact arithmetic
-    /// in the script, and to drain within the longest wait.
+    /// The largest part of a debt that is charged at once, with [`WAIT_FOREVER_US`]: small enough to drain within the longest
+    /// wait, or one unit.
     pub(crate) fn most_at_once(&self) -> u32 {
-        let exact = MAX_EXACT / self.period_us;
-        let most = exact.min(self.drains_in_longest_wait().max(1));
-        most.min(u32::MAX.into()) as u32
+        self.drains_in_longest_wait().clamp(1, u32::MAX.into()) as u32
     }
 
     /// The largest charge. A request that costs more than the burst starts as soon as the bucket is empty, and leaves a debt.

@@ -4,9 +4,14 @@
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
-use super::{kinds::Fallback, limit::Limit, value::LimitValue};
+use super::{
+    kinds::Fallback,
+    limit::{Limit, most_in},
+    value::LimitValue,
+};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
+    ledger::Rate,
     ranges::{MAX_LIMIT, MAX_NAME_LEN, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS},
 };
 
@@ -29,12 +34,8 @@ impl Limit {
             && let Some(rate) = self.to_rate(self.max)
             && !rate.is_exact()
         {
-            let has_own = self.refill.is_some_and(|refill| refill.burst.is_some());
-            let fault = format!(
-                "rate `{name}` has a burst of {}: it must be 1 to {MAX_LIMIT}, and less than that with a long period",
-                rate.burst
-            );
-            faults.push((if has_own { "burst" } else { "max" }, fault));
+            let fault = format!("rate `{name}` has a {}", burst_out_of_range(rate));
+            faults.push(("burst", fault));
         }
         if self.wait > MAX_WAIT {
             let wait = self.wait;
@@ -51,10 +52,10 @@ impl Limit {
         }
         if let Fallback::Local(n) = self.fallback
             && n != self.max
-            && !(1..=MAX_LIMIT).contains(&n)
+            && !(1..=self.most()).contains(&n)
         {
-            let fault =
-                format!("the local fallback of limit `{name}` is {n}: it must be 1 to {MAX_LIMIT}");
+            let range = self.range(1);
+            let fault = format!("the local fallback of limit `{name}` is {n}: {range}");
             faults.push(("fallback", fault));
         }
         if let Some(time) = self.fallback_for
@@ -76,8 +77,8 @@ impl Limit {
             let fault = format!("the name of a limit has 1 to {MAX_NAME_LEN} bytes, not {length}");
             faults.push(("name", fault));
         }
-        if !(1..=MAX_LIMIT).contains(&max) {
-            let fault = format!("limit `{name}` is {max}: it must be 1 to {MAX_LIMIT}");
+        if !(1..=self.most()).contains(&max) {
+            let fault = format!("limit `{name}` is {max}: {}", self.range(1));
             faults.push(("max", fault));
         }
         if let Some(period) = self.period()
@@ -94,26 +95,32 @@ impl Limit {
     /// Whether a key may have this value in place of the limit's own.
     pub(crate) fn check_value(&self, value: LimitValue) -> Result<(), ConfigError> {
         let (name, LimitValue { max, burst }) = (&self.name, value);
-        let is_in_range = (1..=MAX_LIMIT).contains(&max);
+        let is_in_range = (1..=self.most()).contains(&max);
         let fault = match self.to_rate(value) {
             // A value of 0 refuses every request of a key. A rate cannot be 0.
             None if burst.is_none() && (is_in_range || max == 0) => return Ok(()),
-            None if burst.is_none() => format!("value of {max}: it must be 0 to {MAX_LIMIT}"),
+            None if burst.is_none() => format!("value of {max}: {}", self.range(0)),
             None => "burst, but the limit is not a rate".to_owned(),
-            Some(rate) if is_in_range && rate.is_exact() => return Ok(()),
-            Some(_) => {
-                let what = match burst.filter(|_| is_in_range) {
-                    Some(burst) => format!("burst of {burst}"),
-                    None => format!("value of {max}"),
-                };
-                format!(
-                    "{what}: it must be 1 to {MAX_LIMIT}, and less than that with a long period"
-                )
-            }
+            Some(_) if !is_in_range => format!("value of {max}: {}", self.range(1)),
+            Some(rate) if rate.is_exact() => return Ok(()),
+            Some(rate) => burst_out_of_range(rate),
         };
         Err(ConfigError::value(format!(
             "a key of limit `{name}` has a {fault}"
         )))
+    }
+
+    /// The largest value: that of its kind, and for a rate with a short period the fastest.
+    pub(crate) fn most(&self) -> u32 {
+        self.period().map_or(MAX_LIMIT, most_in)
+    }
+
+    /// The range of a value, for errors.
+    fn range(&self, least: u32) -> String {
+        let per_ms = self
+            .refill
+            .map_or("", |_| ", at most 1000000 per millisecond");
+        format!("it must be {least} to {}{per_ms}", self.most())
     }
 
     /// Whether this limit can become the other one while it is in use.
@@ -155,6 +162,12 @@ impl Limit {
     pub(crate) fn agrees_with(&self, other: &Limit) -> bool {
         self.clone().wait_up_to(other.wait) == *other
     }
+}
+
+/// A burst outside the range of its rate, for errors.
+fn burst_out_of_range(rate: Rate) -> String {
+    let (burst, most) = (rate.burst, rate.most_burst());
+    format!("burst of {burst}: it must be 1 to {most}, at most what its rate admits in 71 years")
 }
 
 /// Whether a request may be under all of these limits.

@@ -12,7 +12,9 @@ use crate::{
     error::ConfigError,
     key::Key,
     ledger::{Rate, ReplicaId},
-    ranges::{MAX_LIMIT, MAX_NAME_LEN, MAX_PAUSE, MAX_PERIOD, MAX_WAIT, MAX_WAITERS},
+    ranges::{
+        MAX_LIMIT, MAX_NAME_LEN, MAX_PAUSE, MAX_PER_US, MAX_PERIOD, MAX_RATE, MAX_WAIT, MAX_WAITERS,
+    },
     status::Quota,
     unit::Unit,
 };
@@ -93,9 +95,11 @@ impl Refill {
 }
 
 impl Limit {
-    /// The largest value of a limit: 1,000,000.
+    /// The largest value of a concurrency limit: 1,000,000.
     pub const MAX: u32 = MAX_LIMIT;
-    /// The longest period of a rate: 24 h.
+    /// The largest count and burst of a rate: 1,000,000,000. No rate is faster than 1,000,000 per millisecond.
+    pub const MAX_RATE: u32 = MAX_RATE;
+    /// The longest period of a rate: 31 days.
     pub const MAX_PERIOD: Duration = MAX_PERIOD;
     /// The longest pause: 1 h. See [`Scope::pause_at_most`](crate::Scope::pause_at_most).
     pub const MAX_PAUSE: Duration = MAX_PAUSE;
@@ -124,13 +128,18 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn concurrent(name: &'static str, max: u32) -> Self {
+        assert!(max <= MAX_LIMIT, "a limit is at most 1000000");
+        Self::constant(name, max)
+    }
+
+    #[track_caller]
+    const fn constant(name: &'static str, max: u32) -> Self {
         assert!(!name.is_empty(), "a limit needs a name");
         assert!(
             name.len() <= MAX_NAME_LEN,
             "the name of a limit has at most 128 bytes"
         );
         assert!(max > 0, "a limit is at least 1");
-        assert!(max <= MAX_LIMIT, "a limit is at most 1000000");
         Self::new(Cow::Borrowed(name), max)
     }
 
@@ -156,9 +165,9 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the name is empty or longer than 128 bytes, `count` is 0 or above [`Limit::MAX`], or the period is shorter than 1
-    /// ms or longer than [`Limit::MAX_PERIOD`]. In a `const` or `static` the panic is a compile error. For values that are not
-    /// constants use [`Limit::try_rate`].
+    /// If the name is empty or longer than 128 bytes, `count` is 0, above [`Limit::MAX_RATE`] or faster than 1,000,000 per
+    /// millisecond, or the period is shorter than 1 ms or longer than [`Limit::MAX_PERIOD`]. In a `const` or `static` the panic is
+    /// a compile error. For values that are not constants use [`Limit::try_rate`].
     #[must_use]
     #[track_caller]
     pub const fn rate(name: &'static str, count: u32, period: Duration) -> Self {
@@ -168,9 +177,13 @@ impl Limit {
         );
         assert!(
             period.as_micros() <= MAX_PERIOD.as_micros(),
-            "the period of a rate is at most 24 h"
+            "the period of a rate is at most 31 days"
         );
-        let mut limit = Self::concurrent(name, count);
+        assert!(
+            count <= most_in(period),
+            "a rate is at most 1000000000, and 1000000 per millisecond"
+        );
+        let mut limit = Self::constant(name, count);
         limit.refill = Some(Refill::new(period));
         limit
     }
@@ -216,7 +229,8 @@ impl Limit {
         }
     }
 
-    /// Sets the number of permits that an idle key may get at once. Default: the rate's count. At least 1.
+    /// Sets the number of permits that an idle key may get at once. Default: the rate's count. From 1 to
+    /// [`Limit::MAX_RATE`], and at most what the rate admits in 71 years.
     ///
     /// In the first period after a key was idle, up to `count + burst` requests may start. With a burst of 1, requests
     /// are spaced evenly.
@@ -517,6 +531,15 @@ impl Limit {
             remaining: 0,
             reset: None,
         }
+    }
+}
+
+/// The largest count of a rate with this period, or with the shortest if it is too short.
+pub(super) const fn most_in(period: Duration) -> u32 {
+    match MAX_PER_US * period.as_micros() {
+        most if most < MAX_LIMIT as u128 => MAX_LIMIT,
+        most if most < MAX_RATE as u128 => most as u32,
+        _ => MAX_RATE,
     }
 }
 

@@ -77,8 +77,24 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         ),
         (limit(""), "limits.a", "neither `concurrent` nor a `rate`"),
         (limit("concurrent = 1_000_001"), "limits.a.concurrent", "1 to 1000000"),
-        (limit("rate = 0\nper = '1s'"), "limits.a.rate", "1 to 1000000"),
-        (limit("rate = 1\nper = '2d'"), "limits.a.per", "1 ms to 86400s"),
+        (limit("rate = 0\nper = '1s'"), "limits.a.rate", "1 to 1000000000"),
+        (limit("rate = 1_000_000_001\nper = '31d'"), "limits.a.rate", "1 to 1000000000"),
+        (limit("rate = 1_500_001\nper = '1500us'"), "limits.a.rate", "1 to 1500000, at most 1000000 per millisecond"),
+        (limit("rate = 1\nper = '32d'"), "limits.a.per", "1 ms to 2678400s"),
+        (limit("rate = 1\nper = '31d'\nburst = 841"), "limits.a.burst", "1 to 840, at most what its rate admits in 71 years"),
+        (limit("rate = 31\nper = '31d'\nburst = 1_000_000_001"), "limits.a.burst", "1 to 26062,"),
+        (limit("rate = 9\nper = '1s'\nburst = 1_000_000_001"), "limits.a.burst", "1 to 1000000000"),
+        (limit("rate = 9\nper = '1ms'\nfallback.local = 1_000_001"), "limits.a.fallback", "1000000 per millisecond"),
+        (
+            limit("rate = 9\nper = '1ms'\nkey.header = 'x'\noverrides = { x = 1_000_001 }"),
+            "limits.a.overrides",
+            "value of 1000001: it must be 1 to 1000000, at most 1000000 per millisecond",
+        ),
+        (
+            limit("rate = 9\nper = '31d'\nkey.header = 'x'\noverrides = { x = { rate = 1, burst = 841 } }"),
+            "limits.a.overrides",
+            "burst of 841: it must be 1 to 840, at most what its rate admits in 71 years",
+        ),
         (limit("rate = 1\nper = '1s'\nburst = 0"), "limits.a.burst", "burst of 0"),
         (limit("concurrent = 1\nper = '1s'"), "limits.a.per", "belongs to a `rate`"),
         (limit("concurrent = 1\nburst = 2"), "limits.a.burst", "belongs to a `rate`"),
@@ -215,15 +231,15 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
             "all requests share",
         ),
         (
-            limit("rate = 1_000_001\nper = '1s'\ncost = 5\nclamp_cost = true\nunit = 'tokens'"),
+            limit("rate = 1_000_000_001\nper = '1s'\ncost = 5\nclamp_cost = true\nunit = 'tokens'"),
             "limits.a.rate",
-            "is 1000001",
+            "is 1000000001",
         ),
         (limit("rate = 9\ncost = 5\nclamp_cost = true\nunit = 'tokens'"), "limits.a.per", "is missing"),
         (
             limit("rate = 9\nper = '0s'\nkey.header = 'x'\ncost = 5\noverrides = { k = 5, l = { rate = 6, burst = 1 } }"),
             "limits.a.per",
-            "1 ms to 86400s",
+            "1 ms to 2678400s",
         ),
         (
             limit("rate = 9\nper = '1s'\nburst = 0\ncost = 5\nkey.header = 'x'\noverrides = { k = 5 }"),
@@ -294,12 +310,21 @@ fn each_fault_is_reported_by_its_path() {
     }
 }
 
+/// Whether the number divides the period or not.
 #[test]
-fn the_burst_of_a_rate_makes_its_value_possible() {
-    let text = "limits.a = { rate = 999_983, per = '24h' }";
-    assert!(faults(text)[0].starts_with("limits.a.rate: "));
-    let possible = text.replace("'24h'", "'24h', burst = 10, unrouted = true");
-    Config::from_toml(&format!("unlimited = true\n{possible}")).unwrap();
+fn a_rate_may_be_of_a_billion_in_a_month() {
+    for rate in [
+        "rate = 10_000_000, per = '1d'",
+        "rate = 9_999_991, per = '1d'",
+        "rate = 999_999_937, per = '31d'",
+        "rate = 1_000_000_000, per = '31d'",
+        "rate = 1_000_000_000, per = '1s'",
+        "rate = 1_000_000, per = '1ms'",
+        "rate = 1, per = '31d', burst = 840",
+    ] {
+        let text = format!("unlimited = true\nlimits.a = {{ {rate}, unrouted = true }}");
+        Config::from_toml(&text).unwrap_or_else(|error| panic!("{rate}: {error}"));
+    }
 }
 
 #[tokio::test]

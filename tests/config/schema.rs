@@ -81,8 +81,25 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// A schema cannot know the length of a duration or the content of another section.
-const UNKNOWN_TO_IT: [(&str, &str); 33] = [
-    ("limits.a.per", "1 ms to 86400s"),
+const UNKNOWN_TO_IT: [(&str, &str); 38] = [
+    (
+        "limits.a.rate",
+        "1 to 1500000, at most 1000000 per millisecond",
+    ),
+    ("limits.a.per", "1 ms to 2678400s"),
+    (
+        "limits.a.burst",
+        "1 to 840, at most what its rate admits in 71 years",
+    ),
+    ("limits.a.fallback", "1000000 per millisecond"),
+    (
+        "limits.a.overrides",
+        "value of 1000001: it must be 1 to 1000000, at most 1000000 per millisecond",
+    ),
+    (
+        "limits.a.overrides",
+        "burst of 841: it must be 1 to 840, at most what its rate admits in 71 years",
+    ),
     ("limits.a.cost", "more than the burst of 2"),
     ("limits.a.fair", "set a wait"),
     ("limits.a.fair.shares", "an empty tenant"),
@@ -96,7 +113,7 @@ const UNKNOWN_TO_IT: [(&str, &str); 33] = [
     ("limits.a.overrides", "no IP address"),
     ("limits.a.plans", "does not have"),
     ("limits.a.overrides", "has a burst of 2"),
-    ("limits.a.per", "1 ms to 86400s"),
+    ("limits.a.per", "1 ms to 2678400s"),
     ("routes[0].limits[0]", "there is no limit `a`"),
     ("plans.b.keys[1]", "in plan `a` already"),
     ("routes[0].max_hold", "must be 1ms to"),

@@ -98,7 +98,7 @@ async fn a_burst_out_of_range_is_refused() {
     let limiter = Limiter::in_memory();
     let operator = Operator::of(&limiter);
     let seen = seen(&operator).await;
-    for burst in [0, 1_000_001] {
+    for burst in [0, 1_000_000_001] {
         let value = LimitValue::new(8).burst(burst);
         let error = operator.set(&seen, &jobs(), value, HOUR, &ada()).await;
         let error = error.unwrap_err();

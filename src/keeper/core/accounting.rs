@@ -15,7 +15,7 @@ use crate::{
     key::Key,
     leases::{Account, AccountId, Accounts, Fee, Paid, PaidBack, ReportOutcome},
     ledger::{Charge, Charged, Rate, RateState, Refund, Tat, WAIT_FOREVER_US},
-    limit::{LimitId, LimitValue, MAX_LIMIT, Mode},
+    limit::{LimitId, LimitValue, Mode},
     operable::{RateLook, Standings, TenantStanding},
     part::{Part, Parts},
     status::{Quota, QuotaReader},
@@ -153,7 +153,7 @@ fn rate_of(
     let limit = registry.limit(id);
     let own = registry.own_value(limit, key, own);
     let mut value = own.unwrap_or(limit.max().into());
-    value.max = value.max.clamp(1, MAX_LIMIT);
+    value.max = value.max.clamp(1, limit.most());
     Some((value.max, limit.to_rate(value)?.clamped()))
 }
 

@@ -1,5 +1,6 @@
 
--- Rates: the arithmetic of rate.rs, which explains it. Products are at most 2^52, so all of this is exact.
+-- Rates: the arithmetic of rate.rs, which explains it. Times are at most 2^53, and larger products are divided in steps, so all of
+-- this is exact.
 
 -- The reply for the results of a pcall: the function's own result, or the text of its error. An error of Lua, or a number that is
 -- none, comes from the data: it concerns this key alone.
@@ -17,17 +18,17 @@ if refund_count + claim_count > 0 then
   local tats = {} -- states of rates by their index in KEYS; false if missing
   local changed = {} -- indexes of states to write
 
-  -- a * m / d, rounded down, and the remainder: for a up to 2^53, and m and d below 2^37.
+  -- a * m / d, rounded down, and the remainder: for a up to 2^53, and m and d below 2^42. A quotient beyond 2^53 is rounded.
   local function divided(a, m, d)
     local quotient, rem = 0, a * m
     if rem <= MAX_EXACT then
       return (rem - rem % d) / d, rem % d
     end
     rem = 0
-    for shift = 52, 0, -13 do
-      local sum = rem * 8192 + math.floor(a / 2 ^ shift) % 8192 * m
+    for shift = 50, 0, -10 do
+      local sum = rem * 1024 + math.floor(a / 2 ^ shift) % 1024 * m
       rem = sum % d
-      quotient = quotient * 8192 + (sum - rem) / d
+      quotient = quotient * 1024 + (sum - rem) / d
     end
     return quotient, rem
   end
@@ -53,8 +54,8 @@ if refund_count + claim_count > 0 then
         error('WRONGTYPE the key of a rate holds something else', 0)
       end
       count, period_us, burst = tonumber(count), tonumber(period_us), tonumber(burst)
-      if count and math.min(count, period_us, burst) > 0 and math.max(count, burst) <= 1000000
-        and period_us <= 86400000000 and burst * period_us <= MAX_EXACT and tat.rem < count then
+      if count and math.min(count, period_us, burst) > 0 and math.max(count, burst) <= MAX_RATE
+        and period_us <= MAX_PERIOD_US and burst * period_us <= MAX_BURST_US * count and tat.rem < count then
         tat.count, tat.period_us, tat.burst = count, period_us, burst
       end
       tats[index] = us and tat or false

@@ -3,6 +3,8 @@
 #[cfg(feature = "redis")]
 mod claims;
 mod content;
+#[cfg(feature = "redis")]
+mod ranges;
 mod rates;
 mod refunds;
 #[cfg(feature = "redis")]

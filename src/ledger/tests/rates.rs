@@ -11,10 +11,10 @@ use proptest::prelude::*;
 use crate::{
     ledger::{
         Charged, Rate, RateState, Tat, WAIT_FOREVER_US,
-        layout::{MAX_EXACT, MAX_WAIT_US},
-        rate::MAX_BURST,
+        layout::{MAX_EXACT, MAX_PERIOD_US, MAX_RATE, MAX_WAIT_US},
     },
-    limit::{MAX_LIMIT, MAX_WAIT},
+    limit::MAX_WAIT,
+    ranges,
 };
 
 const START_US: u64 = 1_763_600_000_000_000;
@@ -379,13 +379,13 @@ fn a_charge_from_before_the_key_was_idle_is_not_refunded() {
 
 #[test]
 fn refunds_for_ever_keep_the_arithmetic_exact() {
-    // The largest exact period and burst.
-    let day = rate(1, 86_400_000_000, 52_124);
+    // The largest exact burst.
+    let day = rate(1, 86_400_000_000, 26_062);
     assert!(day.is_exact());
     let mut bucket = Bucket::new(day);
     bucket.charge(1, 0);
     for round in 1..10 {
-        let charged = bucket.charge(52_000, 0);
+        let charged = bucket.charge(26_000, 0);
         assert!(
             matches!(charged, Charged::Until { .. }),
             "{round}: {charged:?}"
@@ -395,7 +395,7 @@ fn refunds_for_ever_keep_the_arithmetic_exact() {
         bucket.refund(2 * round - 1);
         let RateState { us, charged, .. } = bucket.state.unwrap();
         assert_eq!(us, START_US + day.time_of(1 + round as u32));
-        assert_eq!(charged, 1 + round as u64 * 52_001);
+        assert_eq!(charged, 1 + round as u64 * 26_001);
     }
     bucket.state.as_mut().unwrap().charged = MAX_EXACT;
     bucket.charge(1, 0);
@@ -534,13 +534,17 @@ fn a_clock_stepped_back_blocks_no_key_for_longer_than_the_longest_wait() {
 #[test]
 fn its_bounds_are_those_of_limits() {
     assert_eq!(u128::from(MAX_WAIT_US), MAX_WAIT.as_micros());
-    assert_eq!(MAX_BURST, MAX_LIMIT);
+    assert_eq!(u128::from(MAX_PERIOD_US), ranges::MAX_PERIOD.as_micros());
+    assert_eq!(MAX_RATE, ranges::MAX_RATE);
 }
 
 #[test]
 fn a_rate_is_kept_in_lowest_terms() {
     assert_eq!(rate(60, 60_000_000, 10), rate(1, 1_000_000, 10));
     assert_eq!(rate(7, 1_000_000, 1).count, 7);
-    assert!(!rate(1, 86_400_000_000, 52_125).is_exact());
+    assert!(!rate(1, 86_400_000_000, 26_063).is_exact());
+    assert_eq!(rate(1, 86_400_000_000, 26_063).clamped().burst, 26_062);
+    // Neither the count nor the burst divides the period.
+    assert!(rate(9_999_991, 86_400_000_000, 999_999_937).is_exact());
     assert!(!rate(1, 1_000, 0).is_exact());
 }

@@ -488,7 +488,7 @@ fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
         (2, rate(1, 1_000_000, 2)),
         (2, rate(3, 10_000_000, 12)),
         (1, rate(1_000_000, 1_000, 1_000_000)),
-        (1, rate(1, 86_400_000_000, 52_124)),
+        (1, rate(1, 86_400_000_000, 26_062)),
     ];
     let rates = rates.map(|(weight, rate)| (weight, Just(rate)));
     let rate = proptest::strategy::Union::new_weighted(rates.to_vec());

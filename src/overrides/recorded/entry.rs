@@ -116,8 +116,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        limit::{LimitValue, MAX_LIMIT, Mode},
+        limit::{LimitValue, Mode},
         overrides::TenantDigest,
+        ranges::MAX_RATE,
     };
 
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -138,7 +139,7 @@ mod tests {
         let key = format!("key:{TOKEN}:chat");
         let nothing = Override::json(Setting::Value(0.into()), "ada", "");
         assert!(is_read(&key, &text(&nothing)));
-        let too_much = Override::json(Setting::Value((MAX_LIMIT + 1).into()), "ada", "");
+        let too_much = Override::json(Setting::Value((MAX_RATE + 1).into()), "ada", "");
         let no_burst = Override::json(Setting::Value(LimitValue::new(8).burst(0)), "ada", "");
         let tenant = format!("share:{}:chat", TenantDigest::of("acme"));
         let share = |share| text(&Override::json(Setting::Share(share), "ada", ""));
@@ -226,8 +227,8 @@ mod tests {
         fn any_name_key_and_texts_come_back(
             limit in "(?s).{1,32}",
             key: Option<Vec<u8>>,
-            max in 1..=MAX_LIMIT,
-            burst in prop::option::of(1..=MAX_LIMIT),
+            max in 1..=MAX_RATE,
+            burst in prop::option::of(1..=MAX_RATE),
             author in "(?s).{1,16}",
             reason in "(?s).{0,64}",
         ) {

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::digest::{KeyDigest, TenantDigest, is_hex};
 use crate::{
     key::Key,
-    limit::{LimitValue, MAX_LIMIT, Mode},
-    ranges::{MAX_NAME_LEN, MAX_SHARE},
+    limit::{LimitValue, Mode},
+    ranges::{MAX_NAME_LEN, MAX_RATE, MAX_SHARE},
 };
 
 /// The subject of an override: a limit, a single key of a limit, or a tenant of a fair limit.
@@ -148,9 +148,9 @@ impl Target {
         (1..=MAX_NAME_LEN).contains(&self.limit.len())
     }
 
-    /// Whether the numbers of a setting are in range. Only a key may be blocked by a value of 0.
+    /// Whether the numbers of a setting are in range for a limit of either kind. Only a key may be blocked by a value of 0.
     pub fn may_have(&self, setting: Setting) -> bool {
-        let in_range = |least, number| (least..=MAX_LIMIT).contains(&number);
+        let in_range = |least, number| (least..=MAX_RATE).contains(&number);
         match setting {
             Setting::Value(value) => {
                 let least = u32::from(self.key.is_none());

@@ -125,7 +125,7 @@ function openChange(kind, about) {
   form.share.required = fields.includes("share");
   if (fields.includes("share")) form.share.value = about.share;
   form.value.min = about.target?.key && !isRate(about.limit) ? 0 : 1;
-  form.value.max = 1000000;
+  form.value.max = isRate(about.limit) ? 1000000000 : 1000000;
   if (fields.includes("value")) [form.value.value, form.burst.value] = [about.max ?? "", about.burst ?? ""];
   put(byId("refused"), "");
   describe();
