@@ -261,6 +261,7 @@ fn leg(fee: &Fee, cost: u32) -> Leg {
         limit: fee.limit_id(),
         key: fee.key.clone(),
         wait: fee.wait,
+        until: fee.until,
         value: fee.own_value,
         weight: 1,
         cost,

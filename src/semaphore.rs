@@ -435,6 +435,7 @@ impl Inner {
             } else {
                 Duration::ZERO
             },
+            until: None,
             value: bound.value,
             weight,
             cost: bound.cost,

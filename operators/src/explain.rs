@@ -22,7 +22,8 @@ impl Operator {
     /// under a limit that all callers share.
     ///
     /// The method asks four questions one after another, and a fifth under a [fair](tower_turnstile::Limit::fair) limit, so the parts
-    /// may stem from different moments. A value declared for this caller alone is known only while the caller is in use.
+    /// may stem from different moments. A value declared for this caller alone is known only while the caller is in use. A request
+    /// whose caller shortens its wait ([`Scope::wait_by`](tower_turnstile::Scope::wait_by)) may be refused where this one waits.
     ///
     /// # Errors
     ///

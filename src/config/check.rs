@@ -121,6 +121,7 @@ impl CheckedLimit {
         if let Some(cost) = &config.cost {
             scope = cost.apply(scope);
         }
+        scope = if_set(scope, config.wait_header(), Scope::wait_by_header);
         if config.clamp_cost {
             scope = scope.clamp_cost();
         }

@@ -7,16 +7,17 @@ use std::{
     time::Duration,
 };
 
+use humantime_serde::Serde;
 use serde::{Deserialize, Deserializer};
 
 use super::{
     cost::CostConfig,
     error::Faults,
     fair::{FairConfig, fair},
-    key::{CallerKey, KeyConfig},
+    key::{CallerKey, KeyConfig, check_name},
     optional::if_set,
     plan::{Own, PlanConfig, values},
-    word_or_table::{WORD_OR_TABLE, word_or_table},
+    word_or_table::{TIME_OR_TABLE, WORD_OR_TABLE, word_or_table},
 };
 #[cfg(test)]
 use super::{
@@ -80,10 +81,13 @@ pub struct LimitConfig {
     ///
     /// Default: caller, but route for a key by route, and global for a limit that all requests share.
     pub class: Option<Class>,
-    /// Longest wait of a request. See [`Limit::wait_up_to`]. Default: zero, the request is refused at once.
-    #[serde(with = "humantime_serde")]
-    #[cfg_attr(test, schemars(with = "schema::Time"))]
-    pub wait: Option<Duration>,
+    /// Longest wait of a request: `"30s"`, or `{ at_most = "30s", header = "x-max-wait" }` if its caller may shorten it. See
+    /// [`Limit::wait_up_to`] and [`Scope::wait_by_header`](crate::Scope::wait_by_header).
+    ///
+    /// Default: zero, the request is refused at once.
+    #[serde(deserialize_with = "wait")]
+    #[cfg_attr(test, schemars(with = "schema::WordOrTable<schema::Time, WaitTable>"))]
+    pub(super) wait: Option<WaitTable>,
     /// Length of the queue of one key. See [`Limit::max_waiters`]. Default: 1,000.
     #[cfg_attr(test, schemars(range(max = MAX_WAITERS)))]
     pub max_waiters: Option<u32>,
@@ -195,7 +199,7 @@ impl LimitConfig {
         let mut limit = limit.mode(self.mode);
         let by_key = (self.key == KeyConfig::Route).then_some(Class::Route);
         limit = if_set(limit, self.class.or(by_key), Limit::class);
-        limit = if_set(limit, self.wait, Limit::wait_up_to);
+        limit = if_set(limit, self.wait(), Limit::wait_up_to);
         limit = if_set(limit, self.max_waiters, Limit::max_waiters);
         limit = if_set(limit, self.fallback, Limit::fallback);
         limit = if_set(limit, self.fallback_for, Limit::fallback_for);
@@ -214,6 +218,15 @@ impl LimitConfig {
         } else {
             limit
         }
+    }
+
+    /// Returns the longest wait of a request; `None` if the file sets none.
+    pub fn wait(&self) -> Option<Duration> {
+        Some(self.wait.as_ref()?.at_most)
+    }
+
+    pub(super) fn wait_header(&self) -> Option<&str> {
+        self.wait.as_ref()?.header.as_deref()
     }
 
     /// Returns whether a request without a key is refused, by [`require_key`](Self::require_key) or by default.
@@ -286,6 +299,9 @@ impl LimitConfig {
 
     /// Checks the settings of slots, keys and tenants.
     fn check_slots(&self, path: &str, faults: &mut Faults) {
+        if let Some(name) = self.wait_header() {
+            check_name(name, format!("{path}.wait.header"), faults);
+        }
         let mut fault = |field: &str, message: &str| faults.add(format!("{path}.{field}"), message);
         if self.rate.is_some() && self.reuse {
             fault("reuse", "a rate has no slots to be reused");
@@ -347,6 +363,28 @@ impl LimitConfig {
         };
         own.resolve(plans, &self.key, check, faults)
     }
+}
+
+/// The wait of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct WaitTable {
+    /// Longest wait of a request.
+    #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
+    at_most: Duration,
+    /// The request header in which a caller may say a shorter wait in seconds, such as `2` or `0.25`.
+    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
+    header: Option<String>,
+}
+
+fn wait<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<WaitTable>, D::Error> {
+    let plain = |time: Serde<Duration>| {
+        let (at_most, header) = (time.into_inner(), None);
+        Ok(Some(WaitTable { at_most, header }))
+    };
+    word_or_table(deserializer, TIME_OR_TABLE, plain, |table| Ok(Some(table)))
 }
 
 #[derive(Deserialize)]

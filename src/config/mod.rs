@@ -51,7 +51,7 @@
 //! | | `key`: `"shared"`, `"route"`, `{ header = "<name>" }`, `{ bearer = "<name>" }` for the token in `Bearer <token>`, `{ any_of = [{ bearer = "authorization" }, { header = "x-api-key" }] }` for the first key that a request has, `"client-address"`, `{ client-address = { proxies = 1, header = "x-forwarded-for", ipv6_prefix = 64 } }` with that header or `"forwarded"` | `"shared"` |
 //! | | `require_key`: requests without a key are refused with 400 | `true` for `bearer` and `any_of`; otherwise `false`: they share one key |
 //! | | `class`: `"caller"`, `"tenant"`, `"route"`, `"global"` | by the key |
-//! | | `wait` | zero: refuse at once |
+//! | | `wait`, or `{ at_most = "30s", header = "x-max-wait" }`, in which a caller may ask for a shorter one in seconds: see [`Scope::wait_by_header`](crate::Scope::wait_by_header) | zero: refuse at once |
 //! | | `max_waiters` | 1,000 per key |
 //! | | `reuse`, not for a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
 //! | | `fair`, not for a rate: `true`, or `{ by = { header = "x-tenant" }, shares = { acme = 3 }, plans = { gold = 3 } }`, where `by` has the form of a `key` by headers or address: see [Tenants](crate::guide::tenants) | `false`: first come, first served |
@@ -130,7 +130,7 @@
 //! assert_eq!(
 //!     error.to_string(),
 //!     "line 2, column 1: there is no field `concurent`: did you mean `concurrent`?\n\
-//!      line 3, column 8: invalid type: integer, expected a duration",
+//!      line 3, column 8: invalid type: integer, expected a duration or a table",
 //! );
 //!
 //! let error = Config::from_toml(

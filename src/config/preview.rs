@@ -2,6 +2,8 @@
 //!
 //! Tests: `tests/config/previews.rs`.
 
+use std::time::Duration;
+
 use http::request::Parts;
 
 use super::{
@@ -14,7 +16,7 @@ use super::{
 use crate::{
     keeper::Leg,
     key::Key,
-    layer::RefusalKind,
+    layer::{RefusalKind, call_timeout},
     limit::{Limit, LimitValue, Mode},
     limiter::Limiter,
     reason::AMBIGUOUS_PATH,
@@ -48,6 +50,8 @@ pub struct LimitPreview {
     /// The limit's value for this caller: the caller's own, its plan's, or the limit's. Without a burst, the limit's burst
     /// applies.
     pub value: LimitValue,
+    /// The longest wait of the request: the limit's, or a shorter one of its caller. Lookups may leave less of a gRPC call's.
+    pub wait: Duration,
     /// Units that the request takes. Always 1 for a rate.
     pub weight: u32,
     /// Cost of the request at a rate. Always 1 for a concurrency limit.
@@ -125,6 +129,7 @@ impl Config {
             key: Key::SHARED,
             caller: None,
             value: limit.max().into(),
+            wait: limit.wait(),
             weight: 1,
             cost: 1,
             tenant: None,
@@ -161,6 +166,7 @@ impl Config {
             share: tenant.map(|tenant| tenant.share),
             key: leg.key,
             value,
+            wait: call_timeout(head).map_or(leg.wait, |timeout| timeout.min(leg.wait)),
             weight,
             cost,
             refusal,

@@ -24,6 +24,7 @@ macro_rules! visit_scalars {
 
 /// Names of the expected value in messages.
 pub(super) const WORD_OR_TABLE: &str = "a string or a table";
+pub(super) const TIME_OR_TABLE: &str = "a duration or a table";
 pub(super) const NUMBER_OR_TABLE: &str = "a number or a table";
 
 /// Reads a text that may be a secret.

@@ -2,6 +2,8 @@
 
 use std::{num::NonZeroU64, slice, sync::Arc, time::Duration};
 
+use tokio::time::Instant;
+
 use crate::{
     error::AcquireErrorKind,
     key::Key,
@@ -16,6 +18,8 @@ pub(crate) struct Leg {
     pub limit: LimitId,
     pub key: Key,
     pub wait: Duration,
+    /// When its caller gives up, if that is known: it waits until a round trip before.
+    pub until: Option<Instant>,
     /// The limit's value for this key, if the request brings one.
     pub value: Option<LimitValue>,
     /// Units of a slot, from 1 to [`MAX_WEIGHT`](crate::ranges::MAX_WEIGHT).

@@ -18,6 +18,7 @@ use tower_service::Service;
 use super::{
     body::ResponseBody,
     gates::{Admission, Gate, Refused},
+    keys::CallDeadline,
     refusal::{Form, Refusal},
     response::{SlotGuard, Tied},
 };
@@ -75,7 +76,8 @@ where
     S: Service<Request<Q>>,
 {
     pub(super) fn new(gate: Arc<Gate>, service: S, request: Request<Q>) -> Self {
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        CallDeadline::note(&mut head);
         Self {
             phase: Phase::Waiting {
                 admission: gate.admission(&head),

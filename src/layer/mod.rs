@@ -112,6 +112,7 @@ pub use slot::{Hold, Slot};
 #[cfg(feature = "config")]
 pub(crate) use {
     gates::{Gate, GateEdit, Routing},
+    keys::call_timeout,
     response::{check_bound, check_pause},
     slot::DeclaredLimits,
 };

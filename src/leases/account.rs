@@ -56,6 +56,8 @@ pub(crate) struct Fee {
     pub own_value: Option<LimitValue>,
     /// Maximum wait of the request for its start.
     pub wait: Duration,
+    /// When its caller gives up, if that is known.
+    pub until: Option<Instant>,
     /// Whether a cost above the burst counts as the burst.
     pub clamps: bool,
     pub charge: Charge,
@@ -250,6 +252,16 @@ impl Accounts {
 }
 
 impl Fee {
+    /// The charge, which begins at the latest when its caller gives up, if it is made at this time.
+    pub(crate) fn charge_at(&self, now: Instant) -> Charge {
+        let mut charge = self.charge.clone();
+        if let Some(until) = self.until {
+            let rest = until.saturating_duration_since(now);
+            charge.wait_us = charge.wait_us.min(rest.as_micros() as u64);
+        }
+        charge
+    }
+
     /// The refusal of a request that costs more than the rate ever admits at once.
     pub(crate) fn too_dear(&self, cost: u32) -> Option<AcquireError> {
         let burst = self.charge.rate.burst;

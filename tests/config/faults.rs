@@ -160,6 +160,8 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         (limit("concurrent = 1\npause_at_most = '5s'"), "limits.a.pause_at_most", "belongs to an `outcome`"),
         (limit("concurrent = 1\noutcome = 'overload'\npause_at_most = '2h'"), "limits.a.pause_at_most", "1ms to 3600s"),
         (limit("concurrent = 1\nwait = '25h'"), "limits.a.wait", "at most 86400s"),
+        (limit("concurrent = 1\nwait = { at_most = '25h', header = 'x' }"), "limits.a.wait", "at most 86400s"),
+        (limit("concurrent = 1\nwait = { at_most = '1s', header = 'a b' }"), "limits.a.wait.header", "not a header name"),
         (limit("concurrent = 1\nmax_waiters = 100_001"), "limits.a.max_waiters", "at most 100000"),
         (limit("concurrent = 1\nfallback = { local = 0 }"), "limits.a.fallback", "must be 1 to"),
         (limit("concurrent = 1\nfallback_for = '0s'"), "limits.a.fallback_for", "above 0"),

@@ -18,3 +18,4 @@ mod schema;
 mod support;
 mod tenants;
 mod values;
+mod waits;

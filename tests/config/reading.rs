@@ -27,7 +27,7 @@ fn the_example_reads_as_it_says() {
     let key = &config.limits["chat-key"];
     assert_eq!(key.concurrent, Some(5));
     assert_eq!(key.key_source(), "x-api-key");
-    assert_eq!(key.wait, Some(Duration::from_secs(2)));
+    assert_eq!(key.wait(), Some(Duration::from_secs(2)));
     assert_eq!(key.plans["gold"], 20.into());
     assert_eq!(config.own_values("chat-key"), 3);
     assert_eq!(key.fallback, Some(Fallback::Share));

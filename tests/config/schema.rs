@@ -81,7 +81,7 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// A schema cannot know the length of a duration or the content of another section.
-const UNKNOWN_TO_IT: [(&str, &str); 38] = [
+const UNKNOWN_TO_IT: [(&str, &str); 39] = [
     (
         "limits.a.rate",
         "1 to 1500000, at most 1000000 per millisecond",
@@ -106,6 +106,7 @@ const UNKNOWN_TO_IT: [(&str, &str); 38] = [
     ("limits.a.fair.shares", "no IP address"),
     ("limits.a.fair.plans", "does not have"),
     ("limits.a.pause_at_most", "1ms to 3600s"),
+    ("limits.a.wait", "at most 86400s"),
     ("limits.a.wait", "at most 86400s"),
     ("limits.a.fallback_for", "above 0"),
     ("limits.a.fallback_for", "at most 86400s"),

@@ -31,6 +31,7 @@ mod support;
 mod tenants;
 mod transparency;
 mod values;
+mod waits;
 mod weights;
 
 use common::log;

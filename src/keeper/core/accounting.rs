@@ -136,6 +136,7 @@ pub(super) fn fee_of(ctx: &Context, request: u64, leg: &Leg, shadow: bool) -> Op
         max,
         own_value: leg.value,
         wait: leg.wait,
+        until: leg.until,
         clamps: leg.clamps,
         charge,
         paid,

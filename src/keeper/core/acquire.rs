@@ -122,6 +122,11 @@ impl Core {
         // Zero in shadow mode, and for a key without slots, where a request would wait in vain.
         let may_wait = !requester.shadow && queue.terms().max() > 0;
         let wait = if may_wait { leg.wait } else { Duration::ZERO };
+        // An answer of the store still has to reach the caller in time.
+        let link = &self.links[queue.terms().part];
+        let until = { leg.until }.and_then(|until| until.checked_sub(link.window.round_trip()));
+        let rest = until.map(|until| until.saturating_duration_since(ctx.now));
+        let wait = rest.map_or(wait, |rest| rest.min(wait));
         let idle = if requester.alone && leg.weight == 1 {
             queue.take_idle(ctx, !wait.is_zero(), requester)
         } else {
@@ -142,7 +147,7 @@ impl Core {
             self.queues.list(&mut self.ctx, id);
         }
         lease.set_label(label.clone());
-        (SlotLeg { lease, wait }, is_reused)
+        (SlotLeg { lease, wait, until }, is_reused)
     }
 
     /// Advances all requests on which queues have decided, oldest first. Called after each decision, since one

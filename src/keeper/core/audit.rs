@@ -167,7 +167,7 @@ impl Core {
             let of = entry.and_then(Entry::request);
             ensure!(of == Some(id), "a leg of {of:?}");
             if let LegState::Waiting(since) = state {
-                waits_until = Some(since + leg.wait);
+                waits_until = Some(leg.ends(since));
             }
             undecided += usize::from(matches!(state, LegState::Waiting(_) | LegState::Asked));
             in_queues += usize::from(queue.waits_in_queue(seq));

@@ -398,8 +398,9 @@ impl Draft<'_> {
             // A request that has queued before is ordered by its arrival.
             let ticket = request.ticket;
             let order = (ticket.map_or(since, |_| request.arrived), id.number.get());
+            let arrives = self.ctx.now + self.link.window.round_trip();
             let charges = next.fees_in(request);
-            let charges: Vec<_> = charges.map(|(_, fee)| fee.charge.clone()).collect();
+            let charges: Vec<_> = charges.map(|(_, fee)| fee.charge_at(arrives)).collect();
             self.requests.send(id, self.id);
             self.batches.room = self.batches.room.saturating_sub(charges.len());
             let asks = legs.iter().filter_map(|SlotLeg { lease, .. }| {

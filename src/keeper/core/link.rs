@@ -357,7 +357,8 @@ impl Window {
         self.bounds.apart_partial.max(self.round_trip() / most)
     }
 
-    fn round_trip(&self) -> Duration {
+    /// The shortest round trip lately, or zero if none is known.
+    pub fn round_trip(&self) -> Duration {
         let shortest = self.shortest.iter().flatten().min();
         shortest.copied().unwrap_or_default()
     }

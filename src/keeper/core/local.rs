@@ -81,7 +81,7 @@ impl LocalClaim {
         self.rates.push((fee.limit_id(), fee.key.clone()));
     }
 
-    fn ask(&mut self, SlotLeg { lease, wait }: &SlotLeg, queue: &mut Queue, ctx: &mut Context) {
+    fn ask(&mut self, SlotLeg { lease, wait, .. }: &SlotLeg, queue: &mut Queue, ctx: &mut Context) {
         let (batch, seq) = (self.queues.len(), lease.seq());
         self.queues.push(lease.queue);
         if self.batches.len() == batch {
@@ -129,7 +129,7 @@ impl Core {
     pub(super) fn begin_slot(&mut self, id: RequestId) -> bool {
         let request = self.requests.get(id);
         let leg = request.and_then(|one| one.legs.first().cloned());
-        let Some(SlotLeg { lease, wait }) = leg else {
+        let Some(SlotLeg { lease, wait, .. }) = leg else {
             return false;
         };
         let is_held = self.change(lease.queue, |queue, ctx| {
@@ -194,16 +194,17 @@ impl Core {
             self.queues.list(&mut self.ctx, one.leg.lease.queue);
         }
         let is_full = |one: &&DecidedLeg| one.answer == Ok(Standing::Full) && !one.is_shadow;
-        if let Some(SlotLeg { lease, wait }) = legs.iter().find(is_full).map(|one| &one.leg) {
+        if let Some(leg) = legs.iter().find(is_full).map(|one| &one.leg) {
+            let lease = &leg.lease;
             let queue = &self.queues[lease.queue];
-            let kind = if wait.is_zero() {
+            let kind = if leg.wait.is_zero() {
                 queue.full_kind(&self.ctx)
             } else {
                 AcquireErrorKind::TimedOut
             };
             let until = queue
                 .entry(lease.seq())
-                .map(|entry| entry.turn_began + *wait);
+                .map(|entry| leg.ends(entry.turn_began));
             return match until.filter(|until| *until > self.ctx.now) {
                 Some(until) => self.requests.keep_asking(id, since, until),
                 None => self.refuse_leg(id, lease.seq(), kind),
@@ -280,7 +281,7 @@ impl Core {
             match rate_here(&self.ctx, &fee, usual, availability) {
                 Ok(Some(rate)) => {
                     let cost = fee.charge.cost.min(rate.most_charged());
-                    let mut charge = fee.charge.clone();
+                    let mut charge = fee.charge_at(self.ctx.now);
                     (charge.rate, charge.cost) = (rate, cost);
                     self.local.add_charge(&fee, charge);
                 }
@@ -300,7 +301,7 @@ impl Core {
         let mut goes_on = self.settle_charges(id, next);
         let mut has_all = goes_on;
         for DecidedLeg { leg, answer, .. } in legs {
-            let SlotLeg { lease, wait } = leg;
+            let SlotLeg { lease, wait, .. } = leg;
             // The queue may be gone, if the request was refused.
             if self.queues.has(lease.queue) {
                 self.change(lease.queue, |queue, ctx| {

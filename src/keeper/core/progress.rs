@@ -101,7 +101,7 @@ impl Request {
     /// Deadline of the wait in the current queue.
     fn wait_in_queue(&self, queues: &Queues, now: Instant) -> Option<Instant> {
         let waiting = self.waiting_leg(queues, now);
-        waiting.map(|(leg, since)| since + leg.wait)
+        waiting.map(|(leg, since)| leg.ends(since))
     }
 
     /// The leg that waits in a queue, and since when.

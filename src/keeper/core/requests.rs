@@ -73,6 +73,16 @@ pub(super) struct SlotLeg {
     pub lease: Arc<Lease>,
     /// Maximum wait, from the beginning of its turn.
     pub wait: Duration,
+    /// When it ends at the latest.
+    pub until: Option<Instant>,
+}
+
+impl SlotLeg {
+    /// The end of a wait that has begun at this time.
+    pub fn ends(&self, since: Instant) -> Instant {
+        let end = since + self.wait;
+        self.until.map_or(end, |until| end.min(until))
+    }
 }
 
 /// When a request began to ask the store, and when it stops.

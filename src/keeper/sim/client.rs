@@ -154,6 +154,7 @@ impl World {
             tenant: tenant.clone(),
             exempt: false,
             admitted: false,
+            until: None,
         };
         if self.spends && self.rng.bool() {
             return Demand::One(leg(2, key, wait));

@@ -379,6 +379,7 @@ impl World {
             tenant: None,
             exempt: false,
             admitted: false,
+            until: None,
         };
         let demand = |key| match (shape.streams || with_rate && !shape.hot, shape.in_parts) {
             (false, _) => Demand::One(leg(0, key)),

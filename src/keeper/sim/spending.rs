@@ -98,6 +98,7 @@ impl World {
             tenant: None,
             exempt: false,
             admitted: true,
+            until: None,
         };
         self.note(|| format!("client {client} is to be charged {}", leg.cost));
         let now = self.local();

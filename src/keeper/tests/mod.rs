@@ -369,6 +369,7 @@ pub(super) fn leg(limit: usize, wait: Duration) -> Leg {
         tenant: None,
         exempt: false,
         admitted: false,
+        until: None,
     }
 }
 

@@ -1,12 +1,14 @@
 //! Numbers in a request header.
 //!
-//! Tests: `tests/config/costs.rs`, `tests/layer/weights.rs`.
+//! Tests: `tests/config/costs.rs`, `tests/layer/weights.rs`, `waits.rs`.
+
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, request::Parts};
 
 use super::scope::{Scope, header_name};
 
-/// Costs and weights from a request header.
+/// Costs, weights and waits from a request header.
 impl Scope {
     /// Sets the cost of a request at a rate to the number in a header. Without the header the cost is 1.
     ///
@@ -50,6 +52,20 @@ impl Scope {
         self.weight_by(weight)
     }
 
+    /// Lets a request shorten its wait by the seconds in a header, such as `2` or `0.25`. Otherwise like
+    /// [`wait_by`](Self::wait_by).
+    ///
+    /// A value other than digits and a point, and a repeated header count as none: the request waits as long as the limit allows.
+    ///
+    /// # Panics
+    ///
+    /// If the name is not a valid header name. A [`HeaderName`] always is.
+    #[track_caller]
+    pub fn wait_by_header(self, name: impl TryInto<HeaderName>) -> Self {
+        let name = header_name(name, "wait", self.limit());
+        self.wait_by(move |head| seconds_in(&head.headers, &name))
+    }
+
     #[track_caller]
     fn number_by(
         &self,
@@ -74,6 +90,18 @@ fn number_in(headers: &HeaderMap, name: &HeaderName) -> Option<u32> {
         Some(_) => None,
     };
     Some(number.unwrap_or(u32::MAX))
+}
+
+/// The seconds in a header. `None`: the request lacks the header, repeats it, or has another value.
+fn seconds_in(headers: &HeaderMap, name: &HeaderName) -> Option<Duration> {
+    let mut values = headers.get_all(name).iter();
+    let (first, None) = (values.next()?, values.next()) else {
+        return None;
+    };
+    let text = str::from_utf8(first.as_bytes().trim_ascii()).ok()?;
+    let is_decimal = |byte: u8| byte.is_ascii_digit() || byte == b'.';
+    let seconds = text.parse().ok().filter(|_| text.bytes().all(is_decimal))?;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 /// Accepts only digits, as in `Content-Length`, with white space around them.

@@ -17,6 +17,7 @@ use http::{HeaderName, request::Parts, response};
 
 use super::{
     address::ClientAddress,
+    deadline::CallDeadline,
     tenants::Tenants,
     values::{Lookup, Values},
 };
@@ -31,7 +32,7 @@ use crate::{
     limit::{Limit, LimitId},
 };
 
-/// A [`Limit`] with the rules that find the [`Key`], value and cost of a request.
+/// A [`Limit`] with the rules that find the [`Key`], value, cost and wait of a request.
 ///
 /// Create a scope from a limit, with [`Limit::by_header`], [`Limit::by_client_address`], [`Limit::by_key`],
 /// or [`Limit::by_key_async`]. A limit alone is also a scope (`Scope::from(limit)`), in which all requests share one key. With
@@ -47,6 +48,7 @@ pub struct Scope {
     cost: Option<Arc<Find<u32>>>,
     clamps_cost: bool,
     weight: Option<Arc<Find<u32>>>,
+    wait: Option<Arc<Find<Option<Duration>>>>,
     /// Whether a request without a key is refused.
     requires_key: bool,
     outcome: Option<Arc<Judge>>,
@@ -192,6 +194,7 @@ impl Scope {
             cost: None,
             clamps_cost: false,
             weight: None,
+            wait: None,
             requires_key: false,
             outcome: None,
             pause_at_most: PAUSE_AT_MOST,
@@ -280,6 +283,36 @@ impl Scope {
     /// ```
     pub fn weight_by(mut self, weight: impl Fn(&Parts) -> u32 + Send + Sync + 'static) -> Self {
         self.weight = Some(Arc::new(weight));
+        self
+    }
+
+    /// Lets a request shorten its wait for this limit. `None`: it waits as long as the limit allows
+    /// ([`Limit::wait_up_to`](crate::Limit::wait_up_to)).
+    ///
+    /// A caller that is refused in time can still turn elsewhere. It cannot lengthen its wait: the limit's applies if it is shorter.
+    /// A request with a wait of zero is refused unless it can start at once.
+    ///
+    /// A gRPC call never waits for a slot or a start longer than its `grpc-timeout`, less a round trip to the store, with or without
+    /// this setting. The timeout counts from the call's arrival at the outermost layer of this crate, through all layers, limits and
+    /// lookups.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_turnstile::Limit;
+    ///
+    /// #[derive(Clone)]
+    /// struct Batch;
+    ///
+    /// let chat = Limit::concurrent("chat", 5)
+    ///     .wait_up_to(Duration::from_secs(30))
+    ///     .by_header("x-api-key")
+    ///     .wait_by(|head| head.extensions.get::<Batch>().is_none().then_some(Duration::from_secs(2)));
+    /// ```
+    pub fn wait_by(
+        mut self,
+        wait: impl Fn(&Parts) -> Option<Duration> + Send + Sync + 'static,
+    ) -> Self {
+        self.wait = Some(Arc::new(wait));
         self
     }
 
@@ -395,11 +428,13 @@ impl Scope {
         is_off: impl Fn() -> bool,
         is_paused: impl Fn() -> bool,
     ) -> Lookup<Leg> {
-        let exempt = true;
+        let (exempt, most) = (true, self.limit.wait());
+        let find_wait = || self.wait.as_ref()?(head);
         let leg = |key| Leg {
             limit: number,
             key,
-            wait: self.limit.wait(),
+            wait: find_wait().map_or(most, |wait| wait.min(most)),
+            until: head.extensions.get().map(|CallDeadline(until)| *until),
             value: None,
             weight: self.weight.as_ref().map_or(1, |weight| weight(head)),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),

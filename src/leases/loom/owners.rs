@@ -102,6 +102,7 @@ fn fee(clock: &Clock) -> Fee {
         max: 10,
         own_value: None,
         wait: Duration::ZERO,
+        until: None,
         clamps: false,
         charge: Charge {
             key: Arc::default(),

@@ -139,7 +139,7 @@ impl DeclaredLimit {
             value: value_of(limit),
             key: required(limit.key_source(), limit.requires_key()),
             tenant: { limit.tenant_source() }.map(|by| required(by, limit.require_tenant)),
-            wait_ms: limit.wait.unwrap_or_default().as_millis() as u64,
+            wait_ms: limit.wait().unwrap_or_default().as_millis() as u64,
             own_values: config.own_values(name),
             mode: limit.mode.as_str(),
             store_down: match limit.fallback {

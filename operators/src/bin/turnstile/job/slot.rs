@@ -102,7 +102,7 @@ impl<'a> SlotSource<'a> {
             return Err(CommandError::new(code::CONFIG, message));
         };
         declared.fallback = Some(job.fallback.into());
-        let wait = job.wait.or(declared.wait).unwrap_or_default();
+        let wait = job.wait.or(declared.wait()).unwrap_or_default();
         let live = LiveConfig::connect(&config).await.map_err(fault)?;
         let limit = live.limit(&job.limit).expect("it is in the file");
         let limiter = live.limiter().clone();
