@@ -148,8 +148,8 @@ async fn what_is_out_of_range_is_refused_here() {
     let millis = Duration::from_millis(1);
     for (target, value, length) in [
         (&chat, 0, HOUR),
-        (&chat, 1_000_001, HOUR),
-        (&acme, 1_000_001, HOUR),
+        (&chat, 1_000_000_001, HOUR),
+        (&acme, 1_000_000_001, HOUR),
         (&chat, 8, Duration::from_millis(999)),
         (&chat, 8, week + millis),
         (&chat, 8, Duration::MAX),

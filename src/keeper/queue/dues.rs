@@ -34,6 +34,10 @@ impl Queue {
         let time = time.min(ctx.settings.lease / PART_OF_LEASE);
         let max = self.terms.max();
         let paying = self.entries.get_mut(seq)?.paying_mut()?;
+        if let Payment::Ahead { .. } = paying.paid {
+            // It was sent with this price, by which a departure finds it in its line.
+            return paying.payer();
+        }
         let (tenant, own) = (paying.tenant, paying.share);
         let share = ctx.registry.share_of(self.terms.limit_id, tenant, own);
         let cost_us = cost_us(time, seq, share, max);
