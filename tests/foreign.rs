@@ -698,6 +698,26 @@ async fn steered(server: &RedisServer, limiter: &Limiter) {
         redis.call('PUBLISH', 'turnstile:control:0', head .. string.format('%.0f}', now_ms + 50000))";
     server.cli(&["EVAL", ask, "0"]);
     until_told("an operator of another version cannot ask this replica").await;
+    let declares = async |max| {
+        let replica = connected(lasting().operable(), server).await;
+        drop(
+            replica
+                .semaphore(Limit::concurrent("differing", max), "")
+                .unwrap(),
+        );
+        replica
+    };
+    let declared = server.keys("*:declared:*").lines().count();
+    let one = declares(3).await;
+    until("it has declared its limit", || {
+        server.keys("*:declared:*").lines().count() > declared
+    })
+    .await;
+    let other = declares(4).await;
+    until_told("another replica declares another value of this limit: the largest applies").await;
+    for replica in [one, other] {
+        caught(replica.shutdown(Duration::ZERO)).await;
+    }
     let_go();
     drop(permit);
     server.cli(&["DEL", "turnstile:control"]);

@@ -5,6 +5,7 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::json;
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::{
     scene::{Scene, until_in_use},
@@ -46,18 +47,17 @@ fn a_client_that_has_stopped_loses_its_slot_if_it_has_asked_for_that() {
         let gpu = scene.gpu().await;
         let url = format!("http://{}/slots/gpu", scene.serve.address());
         let form = "key=beta&client_timeout=1";
-        let mut curl = std::process::Command::new("curl");
+        let mut curl = tokio::process::Command::new("curl");
         curl.args(["-sN", &url, "-d", form])
             .stdout(std::process::Stdio::piped());
         let mut curl = curl.spawn().expect("curl");
-        until_in_use(&gpu, 1, 0).await;
-        let pid = Pid::from_raw(curl.id().try_into().unwrap());
+        let mut said = BufReader::new(curl.stdout.take().unwrap()).lines();
+        let first = soon(said.next_line()).await.unwrap();
+        assert_eq!(first.as_deref(), Some("event: granted"));
+        let pid = Pid::from_raw(curl.id().unwrap().try_into().unwrap());
         kill(pid, Signal::SIGSTOP).unwrap();
         until_in_use(&gpu, 0, 0).await;
-        curl.kill().unwrap();
-        let output = curl.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(said.starts_with("event: granted"), "{said}");
+        curl.kill().await.unwrap();
     });
 }
 

@@ -2,11 +2,11 @@
 //!
 //! | | all data of a part | one key |
 //! | --- | --- | --- |
-//! | found | a query shows another generation: `link.rs` (`compare_generation`), here (`on_generation`) | an answer lacks permits: `queue/exchange.rs` (`on_answer`), which also asks for the generation |
+//! | found | a query shows another generation: `link.rs` (`compare_generation`), here (`on_generation`) | an answer lacks permits: `queue/exchange.rs` (`on_answer`); the suspicion makes `draft.rs` (`asks_generation`) ask whether all are lost |
 //! | told to others | by the store, when it answers the first such query: `hello.lua` | with the next adoption: `queue/outbox.rs` (`tell_loss`) |
-//! | heard | here (`on_lost`): asks for the generation, and goes on as if it had found that | here (`on_lost`) |
+//! | heard | here (`on_lost`): newcomers wait at once, and the generation is asked for | here (`on_lost`) |
 //! | then | every queue introduces its holders: `queue/outage.rs` (`introduce`) | its queue does |
-//! | permits back | the store lacks a holder, which is adopted: `queue/exchange.rs` (`renewed`, `adopted`) | the same |
+//! | permits back | holders that the store lacks are adopted: `queue/exchange.rs` (`renewed`, then `take_by_name`, `adopted`) | the same |
 //! | over | after a time, and one more query: here (`check_returns`, `on_generation`) | after a time |
 //!
 //! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits

@@ -8,8 +8,8 @@
 //!
 //! 1. A slot that is wanted gets a name, which goes into the outbox of its queue. Requests for several slots, or at a rate,
 //!    are claims, which the core sends whole.
-//! 2. An exchange takes what all outboxes contain: names to acquire, renew, adopt and release. While it is in flight, the
-//!    next one fills (group commit).
+//! 2. An exchange takes what all outboxes contain, names to acquire, renew and adopt, and all releases. While it is in flight,
+//!    the next one fills (group commit).
 //! 3. The answer tells of each name whether the store counts it as held, waiting or absent. A held slot has a deadline,
 //!    counted from the moment at which the exchange was sent, and is renewed after a third of that time. A waiting one is
 //!    promoted by a wake-up or a later answer.

@@ -93,7 +93,7 @@ struct Asking {
 }
 
 pub(super) enum Stage {
-    /// The legs decide on the next step.
+    /// The legs decide on the next step, or one of them waits in a queue.
     Open,
     /// A slot that it asks for is in the outbox of its queue, or was sent from there.
     ByQueue,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{
     Queue,
-    entries::entry::{Due, Line, Payment, State, cost_us},
+    entries::entry::{Debt, Line, Payment, State, cost_us},
 };
 use crate::{
     keeper::context::Context,
@@ -89,15 +89,15 @@ impl Queue {
         })
     }
 
-    /// The due that a release settles. A waiter's place ends; a permit pays the rest if others wait, or gets a refund of
+    /// The debt that a release settles. A waiter's place ends; a permit pays the rest if others wait, or gets a refund of
     /// unused time.
     #[inline]
-    pub(super) fn due_of(&self, ctx: &Context, seq: Seq) -> Option<Due> {
+    pub(super) fn debt_of(&self, ctx: &Context, seq: Seq) -> Option<Debt> {
         let is_fair = self.terms.limit().is_fair();
-        is_fair.then(|| self.due_if_fair(ctx, seq))?
+        is_fair.then(|| self.debt_if_fair(ctx, seq))?
     }
 
-    fn due_if_fair(&self, ctx: &Context, seq: Seq) -> Option<Due> {
+    fn debt_if_fair(&self, ctx: &Context, seq: Seq) -> Option<Debt> {
         let entry = self.entries.get(seq)?;
         let ticket = match *entry.state() {
             State::Waiting(Line::InStore { ticket, .. }) => ticket,
@@ -111,11 +111,11 @@ impl Queue {
             _ => {
                 let report = self.owed(ctx, seq)?;
                 let is_due = report.us < 0 || self.snapshot.waiting() > 0;
-                return is_due.then_some(Due::Settled(report));
+                return is_due.then_some(Debt::Settled(report));
             }
         };
         let payer = entry.paying()?.payer()?;
-        Some(Due::Left { payer, ticket })
+        Some(Debt::Left { payer, ticket })
     }
 
     /// Held permits of the ledger in this process pay at these times.
@@ -131,14 +131,14 @@ pub(super) fn add_report(batch: &mut Batch, report: Option<Report>) {
     }
 }
 
-/// Adds the due of a release to those of a batch.
-pub(super) fn add_due(batch: &mut Batch, seq: Seq, due: Option<Due>) {
-    let (Some(dues), Some(due)) = (&mut batch.dues, due) else {
+/// Adds the debt of a release to the dues of a batch.
+pub(super) fn add_debt(batch: &mut Batch, seq: Seq, debt: Option<Debt>) {
+    let (Some(dues), Some(debt)) = (&mut batch.dues, debt) else {
         return;
     };
-    match due {
-        Due::Left { payer, ticket } => dues.left.push(Left { payer, ticket, seq }),
-        Due::Settled(report) => {
+    match debt {
+        Debt::Left { payer, ticket } => dues.left.push(Left { payer, ticket, seq }),
+        Debt::Settled(report) => {
             dues.settled_units += weight_of(seq);
             add(&mut dues.settled, report);
         }

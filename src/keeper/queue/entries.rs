@@ -156,7 +156,7 @@ impl Entries {
         entry.state = State::Idle;
         // A pending answer is about the old name, and proves nothing about this one.
         entry.presence = Presence::default();
-        entry.has_not_prepaid();
+        entry.forget_prepayment();
         report(ctx, &entry, Decision::Changed);
         self.insert(ctx, entry);
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Doubt, Newcomer, PendingBatch, Queue, Use,
-    dues::{add_due, add_report},
+    dues::{add_debt, add_report},
     entries::entry::{Entry, HeldSlot, Line, State},
     polls::{Polled, Polls},
     releases::take_room,
@@ -82,10 +82,10 @@ impl Queue {
         let mut left = share;
         // In an introduction holders go first: a release may free the slot of a permit that is restored only later.
         if self.entries.is_introducing() {
-            self.take_holders(ctx, batch, pending, &mut left);
+            self.take_by_name(ctx, batch, pending, &mut left);
         }
         self.take_releases(batch, pending, &mut left);
-        self.take_holders(ctx, batch, pending, &mut left);
+        self.take_by_name(ctx, batch, pending, &mut left);
         *room -= share - left;
         if !self.entries.is_introducing() {
             self.take_newcomers(ctx, batch, pending, room);
@@ -102,8 +102,8 @@ impl Queue {
         batch.waits |= self.entries.waiting() > 0 || batch.acquire.iter().any(|ask| ask.wait);
     }
 
-    /// Holders to renew or adopt, and inquiries.
-    fn take_holders(
+    /// Those asked for by name: holders to renew or adopt, waiters for their tickets; and inquiries.
+    fn take_by_name(
         &mut self,
         ctx: &mut Context,
         batch: &mut Batch,
@@ -112,7 +112,7 @@ impl Queue {
     ) {
         pending.inquiries.append(&mut self.outbox.take_inquiries());
         while *room > 0
-            && let Some(seq) = self.outbox.next_extension()
+            && let Some(seq) = self.outbox.next_by_name()
         {
             let Some(entry) = self.entries.get_mut(seq) else {
                 continue;
@@ -166,7 +166,7 @@ impl Queue {
     ) {
         for release in self.releases.take(&mut pending.releases, room) {
             batch.release.push(release.seq);
-            add_due(batch, release.seq, release.due.as_deref().copied());
+            add_debt(batch, release.seq, release.debt.as_deref().copied());
         }
         // Idle slots may be released after the batch was made.
         pending.held = pending.held.min(self.entries.held().in_store);
@@ -402,7 +402,7 @@ impl Queue {
             // Sent before the loss was known. The request asks again, behind the holders, or in the pause.
             Standing::Held { .. } if is_returning => self.park(ctx, seq),
             Standing::Held { until_ms } => {
-                entry.has_not_prepaid();
+                entry.forget_prepayment();
                 self.held_until(ctx, seq, at, until_ms);
             }
             Standing::Waiting { ticket } => {

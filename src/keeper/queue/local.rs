@@ -137,7 +137,7 @@ impl Queue {
         let has_waited = entry.waits && !entry.may_wait(wait, ctx.now);
         let kind = match answer {
             Ok(Standing::Held { .. }) => {
-                entry.has_not_prepaid();
+                entry.forget_prepayment();
                 self.admit(ctx, seq);
                 // The request has fallen back alone: the store, which is up, adopts the slot.
                 if ctx.asks_store(self.terms.part) {

@@ -27,7 +27,8 @@
 //! An entry moves from the request to the release; `entries/entry.rs` has the table of its states:
 //!
 //! ```text
-//! Idle -> Sent -> Waiting -> Checking -> Held -> Leaving -> (gone)
+//! Idle -> Sent -> Waiting -> Checking -> Held -> (gone; `Releases` have its name)
+//!          `-> Leaving -> (gone): given up before the answer
 //! ```
 //!
 //! A queue reports its decisions on entries of requests ([`Decided`](super::context::Decided)). The core then advances the

@@ -199,8 +199,8 @@ impl Queue {
 
     /// Parks a slot that was lost, or that follows a lost leg.
     pub fn park_slot(&mut self, ctx: &mut Context, seq: Seq) {
-        let due = self.due_of(ctx, seq);
-        self.release_here(ctx, seq, due);
+        let debt = self.debt_of(ctx, seq);
+        self.release_here(ctx, seq, debt);
         self.park(ctx, seq);
     }
 

@@ -163,7 +163,7 @@ impl Outbox {
         self.in_flight -= 1;
     }
 
-    pub fn next_extension(&mut self) -> Option<Seq> {
+    pub fn next_by_name(&mut self) -> Option<Seq> {
         self.asks.as_mut()?.by_name.pop_front()
     }
 
@@ -287,7 +287,7 @@ mod tests {
         assert!(outbox.has_work(false) && !outbox.has_work(true));
         outbox.by_name(2);
         assert!(outbox.has_work(true));
-        assert_eq!((outbox.next_extension(), outbox.units()), (Some(2), 1));
+        assert_eq!((outbox.next_by_name(), outbox.units()), (Some(2), 1));
         outbox.shrink();
         outbox.forget_first(|seq| seq != 1);
         outbox.want(false);

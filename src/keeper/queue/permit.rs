@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::{
     FORGET_AFTER, Newcomer, Queue, Release, Use,
-    dues::add_due,
-    entries::entry::{Due, Entry, HeldSlot, Holder, Line, Paying, Requester, State},
+    dues::add_debt,
+    entries::entry::{Debt, Entry, HeldSlot, Holder, Line, Paying, Requester, State},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -134,8 +134,8 @@ impl Queue {
     /// Puts an entry aside until its request asks again, under a new name, since the fate of the old one is unknown. If
     /// an exchange in flight may still enter the old name into the store, it is released when the exchange is over.
     pub(super) fn park(&mut self, ctx: &mut Context, seq: Seq) {
-        let due = self.due_of(ctx, seq);
-        self.release_in_store(ctx, seq, due);
+        let debt = self.debt_of(ctx, seq);
+        self.release_in_store(ctx, seq, debt);
         let Some(entry) = self.entries.remove(ctx, seq) else {
             return;
         };
@@ -164,7 +164,7 @@ impl Queue {
             // The pool has taken it from the sum, and so does its removal.
             ctx.measure(self.terms.limit_id, Measure::Held(1.0));
         }
-        let due = self.due_of(ctx, seq);
+        let debt = self.debt_of(ctx, seq);
         let Some(entry) = self.entries.get_mut(seq) else {
             return;
         };
@@ -186,18 +186,18 @@ impl Queue {
                 entry.forget_ticket();
             }
         } else {
-            self.release_in_store(ctx, seq, due);
+            self.release_in_store(ctx, seq, debt);
             self.entries.remove(ctx, seq);
             if !ctx.confirmations.is_empty() && !self.is_releasing(seq) {
                 ctx.confirm(seq);
             }
         }
-        self.release_here(ctx, seq, due);
+        self.release_here(ctx, seq, debt);
     }
 
-    pub(super) fn release_here(&mut self, ctx: &mut Context, seq: Seq, due: Option<Due>) {
+    pub(super) fn release_here(&mut self, ctx: &mut Context, seq: Seq, debt: Option<Debt>) {
         if self.here.get().is_some() {
-            add_due(self.batch_here(ctx), seq, due);
+            add_debt(self.batch_here(ctx), seq, debt);
             self.run_batch_here(ctx, Operation::Release(seq));
         }
     }
@@ -294,19 +294,19 @@ impl Queue {
         ctx: &Context,
         seq: Seq,
         not_after_us: u64,
-        due: Option<Due>,
+        debt: Option<Debt>,
     ) {
         let forget_at = ctx.now + FORGET_AFTER * ctx.settings.lease;
-        (self.releases).push(Release::new(seq, not_after_us, forget_at, due));
+        (self.releases).push(Release::new(seq, not_after_us, forget_at, debt));
     }
 
     /// Releases a name if the store may know it. If its exchange is in flight, the answer decides.
-    fn release_in_store(&mut self, ctx: &Context, seq: Seq, due: Option<Due>) {
+    fn release_in_store(&mut self, ctx: &Context, seq: Seq, debt: Option<Debt>) {
         let Some(entry) = self.entries.get_mut(seq) else {
             return;
         };
         if let Some(not_after_us) = entry.presence.leave() {
-            self.push_release(ctx, seq, not_after_us, due);
+            self.push_release(ctx, seq, not_after_us, debt);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::entries::entry::Due;
+use super::entries::entry::Debt;
 use crate::{
     keeper::context::earliest,
     ledger::{Seq, weight_of},
@@ -32,25 +32,25 @@ pub(in crate::keeper) struct Release {
     /// Many leases from now: the name has expired in the store by then.
     pub forget_at: Instant,
     /// What it settles in a fair ledger, until it is answered.
-    pub(super) due: Option<Box<Due>>,
+    pub(super) debt: Option<Box<Debt>>,
     /// An exchange with this release was not answered.
     is_repeated: bool,
 }
 
 impl Release {
-    pub(super) fn new(seq: Seq, not_after_us: u64, forget_at: Instant, due: Option<Due>) -> Self {
+    pub(super) fn new(seq: Seq, not_after_us: u64, forget_at: Instant, debt: Option<Debt>) -> Self {
         Self {
             seq,
             not_after_us,
             forget_at,
-            due: due.map(Box::new),
+            debt: debt.map(Box::new),
             is_repeated: false,
         }
     }
 
-    /// The store may have counted its due.
+    /// The store may have counted its debt.
     fn may_be_settled(&self) -> bool {
-        self.is_repeated && self.due.is_some()
+        self.is_repeated && self.debt.is_some()
     }
 }
 
@@ -103,7 +103,7 @@ impl Releases {
                 confirm(release.seq);
                 continue;
             }
-            release.due = None;
+            release.debt = None;
             let rest = Duration::from_micros(release.not_after_us - store_us);
             let rest = rest + Duration::from_millis(1);
             self.repeat(release, now + rest.min(soon));
@@ -205,12 +205,12 @@ mod tests {
         }
     }
 
-    fn release(seq: Seq, not_after_us: u64, due: Option<Due>) -> Release {
-        Release::new(seq, not_after_us, Instant::now() + 100 * SECOND, due)
+    fn release(seq: Seq, not_after_us: u64, debt: Option<Debt>) -> Release {
+        Release::new(seq, not_after_us, Instant::now() + 100 * SECOND, debt)
     }
 
-    fn settled() -> Option<Due> {
-        Some(Due::Settled(Report {
+    fn settled() -> Option<Debt> {
+        Some(Debt::Settled(Report {
             tenant: TenantId::of(&crate::key::Key::SHARED),
             us: 1,
             most_us: 1,
@@ -242,7 +242,7 @@ mod tests {
         releases.on_time(again);
         assert!(!releases.repeats());
         releases.take(&mut sent, &mut room);
-        assert!(sent[0].due.is_none(), "its settlement was answered");
+        assert!(sent[0].debt.is_none(), "its settlement was answered");
         releases.answered(&mut sent, 5_001, (now, SECOND), |seq| confirmed.push(seq));
         assert_eq!(confirmed, [1, 2]);
         releases.shrink();
@@ -257,10 +257,10 @@ mod tests {
             tenant: TenantId::of(&crate::key::Key::SHARED),
             cost_us: 1,
         };
-        let left = Some(Due::Left { payer, ticket: 1 });
+        let left = Some(Debt::Left { payer, ticket: 1 });
         let failed = [(1, settled()), (4, left), (2, None)];
         let mut failed: Vec<_> = (failed.into_iter())
-            .map(|(seq, due)| release(seq, 0, due))
+            .map(|(seq, debt)| release(seq, 0, debt))
             .collect();
         releases.unanswered(&mut failed, None);
         releases.push(release(3, 0, settled()));

@@ -119,7 +119,7 @@ pub(in crate::keeper) enum Line {
 
 #[derive(Clone, Copy)]
 pub(in crate::keeper) struct HeldSlot {
-    /// When to renew it, or to find that it has expired. `None`: no renewal needed.
+    /// When to renew it, or to find that it has expired; in memory, when it pays next. `None`: never.
     pub due: Option<Instant>,
     /// When this process learned of the grant: answers to earlier exchanges do not contradict it.
     pub since: Instant,
@@ -142,6 +142,7 @@ pub(in crate::keeper) enum Holder {
 /// How the slot of a released entry was used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::keeper) enum Use {
+    /// This and `Unused` differ only if a permit had it.
     Held,
     /// Not at all: it does not count as a hold time.
     Unused,
@@ -162,7 +163,7 @@ pub(in crate::keeper) struct Paying {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::keeper) enum Payment {
-    /// It has neither paid nor owes anything: it was granted without waiting, and nobody was known to wait since.
+    /// It was granted without waiting, and pays from the first renewal on that finds others waiting.
     Nothing,
     /// Asking: a grant costs this if the request has to wait.
     Ahead { cost_us: u64 },
@@ -216,7 +217,7 @@ pub(in crate::keeper) fn cost_us(time: Duration, seq: Seq, share: u32, max: u32)
 
 /// The due that a release settles.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::keeper) enum Due {
+pub(in crate::keeper) enum Debt {
     /// A waiter leaves the line of its tenant.
     Left {
         payer: Payer,
@@ -298,7 +299,7 @@ impl Entry {
     }
 
     /// Nothing was paid in advance: the slot was free, or the request asks anew.
-    pub fn has_not_prepaid(&mut self) {
+    pub fn forget_prepayment(&mut self) {
         if let Some(paying) = self.paying_mut() {
             paying.paid = Payment::Nothing;
         }
