@@ -83,10 +83,8 @@ impl Link {
             Some(probe_at) => self.in_flight.is_empty() && all.ctx.now >= probe_at,
             None if !self.has_work(all) && !self.connection.is_wanted() => false,
             None if self.connection.has_clock() => {
-                let (in_flight, now) = (self.in_flight.len(), all.ctx.now);
-                let outweighs = || self.outweighs_what_is_in_flight(all);
                 let is_full = || self.fills_an_exchange(all);
-                (self.window).has_room(in_flight, now, outweighs, is_full)
+                (self.window).has_room(self.in_flight.len(), all.ctx.now, is_full)
             }
             None => !self.is_connecting(),
         }
@@ -116,28 +114,17 @@ impl Link {
         due.into_iter().fold(None, earliest)
     }
 
-    fn outweighs_what_is_in_flight(&self, all: ToSend<'_>) -> bool {
-        let in_flight: usize = self.in_flight.iter().map(|sent| sent.units).sum();
-        self.has_units(all, in_flight + in_flight / 2)
-    }
-
     /// Whether the present work fills the next exchange.
     fn fills_an_exchange(&self, all: ToSend<'_>) -> bool {
+        let mut units = 0;
         let is_cluster = all.ctx.settings.parts.is_cluster();
         let batches = if is_cluster { 2 } else { MAX_BATCHES };
         all.queues.ready_count(self.part) >= batches
             || self.unsent.count() >= MAX_BATCHES / 2
             || self.refunds.len() >= MAX_REFUNDS
-            || self.has_units(all, MAX_UNITS)
-    }
-
-    /// Whether the present work has as many units and claims.
-    fn has_units(&self, all: ToSend<'_>, wanted: usize) -> bool {
-        let mut units = self.unsent.count();
-        units >= wanted
             || all.queues.ready(self.part).any(|queue| {
                 units += queue.outbox.units() + queue.releases.count();
-                units >= wanted
+                units >= MAX_UNITS
             })
     }
 }
@@ -452,7 +439,6 @@ impl Draft<'_> {
     pub fn send(self) -> Outgoing {
         let is_empty = self.is_empty();
         let (asked_by, claims): (_, Vec<_>) = self.claims.into_values().unzip();
-        let units = MAX_UNITS - self.batches.room;
         let (id, link) = (self.id, self.link);
         let (settings, now) = (&self.ctx.settings, self.ctx.now);
         // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
@@ -481,7 +467,6 @@ impl Draft<'_> {
             exchange: exchange.clone(),
             pending: self.batches.pending,
             claims: asked_by,
-            units,
         });
         (self.ctx).record(|history, now| history.sent(id.number, &exchange, now));
         Outgoing {

@@ -32,8 +32,6 @@ const QUERY_INTERVAL: Duration = Duration::from_millis(100);
 const SUSPICION_INTERVAL: Duration = Duration::from_millis(10);
 /// Queries in a lease, otherwise: a generation counts as known for a lease.
 const QUERIES_PER_LEASE: u32 = 6;
-/// The round trip to a near store is shorter: a pause that a timer ends lasts for about as long.
-const NEAR: Duration = Duration::from_millis(1);
 /// How late the runtime's timers may wake the driver: they tick once a millisecond.
 const TICKS: Duration = Duration::from_millis(3);
 
@@ -77,8 +75,6 @@ pub(super) struct PendingExchange {
     pub pending: Vec<PendingBatch>,
     /// The origin of each claim.
     pub claims: Vec<Asker>,
-    /// How much of the room it takes.
-    pub units: usize,
 }
 
 /// The origin of a claim in an exchange.
@@ -240,7 +236,6 @@ impl Link {
 
 /// Bounds of exchanges in flight: two while the store is near, and at most 4,096 ledgers at a distance.
 const WINDOW: WindowBounds = WindowBounds {
-    is_of_one_key: false,
     least: 2,
     most: 64,
     apart: Duration::from_micros(250),
@@ -249,7 +244,6 @@ const WINDOW: WindowBounds = WindowBounds {
 };
 /// In a cluster, each exchange is about one ledger or one rate, and is full if another ledger or rate waits.
 const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
-    is_of_one_key: true,
     least: 8,
     most: 64,
     apart: Duration::from_micros(100),
@@ -258,8 +252,6 @@ const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
 };
 #[derive(Clone, Copy, Debug)]
 struct WindowBounds {
-    is_of_one_key: bool,
-    /// How many are sent at once, whatever they carry; but one to a near store.
     least: usize,
     most: usize,
     /// Time between two exchanges that fill the window: about the time the store needs for a full one.
@@ -279,8 +271,7 @@ struct WindowBounds {
 /// Vegas.
 ///
 /// Exchanges with room left are also paced. A burst would otherwise fill the window at once, and the next request would
-/// wait for a whole round trip. To a near store already the second is paced, unless it carries half as much again as the first:
-/// an exchange costs as much as dozens of permits, so the tasks that were answered had better all ask first.
+/// wait for a whole round trip.
 pub(super) struct Window {
     bounds: WindowBounds,
     size: usize,
@@ -316,30 +307,16 @@ impl Window {
         self.shortest = [None; 2];
     }
 
-    /// Whether another exchange may be sent. Evaluated only if it matters: `outweighs`, whether the work is half as much again
-    /// as what is in flight; `is_full`, whether it fills an exchange.
-    pub fn has_room(
-        &self,
-        in_flight: usize,
-        now: Instant,
-        outweighs: impl FnOnce() -> bool,
-        is_full: impl FnOnce() -> bool,
-    ) -> bool {
-        in_flight < self.unpaced()
+    /// Whether another exchange may be sent. `is_full` is evaluated only if it matters.
+    pub fn has_room(&self, in_flight: usize, now: Instant, is_full: impl FnOnce() -> bool) -> bool {
+        in_flight < self.bounds.least
             || (in_flight < self.partial() && self.next_at.is_none_or(|at| at <= now))
-            || (in_flight < self.bounds.least && outweighs())
             || (in_flight < self.size && is_full())
-    }
-
-    /// How many exchanges are sent without pacing.
-    fn unpaced(&self) -> usize {
-        let is_near = !self.bounds.is_of_one_key && self.round_trip() < NEAR;
-        if is_near { 1 } else { self.bounds.least }
     }
 
     /// When an exchange with room left may be sent, if only pacing delays it.
     pub fn paced_until(&self, in_flight: usize) -> Option<Instant> {
-        let waits = in_flight >= self.unpaced() && in_flight < self.partial();
+        let waits = in_flight >= self.bounds.least && in_flight < self.partial();
         if waits { self.next_at } else { None }
     }
 
@@ -427,8 +404,7 @@ mod tests {
         fn sizes(&self) -> (usize, usize) {
             let most = |is_full: bool| {
                 let mut counts = 0..;
-                let window = &self.window;
-                counts.find(|count| !window.has_room(*count, self.now, || true, || is_full))
+                counts.find(|count| !self.window.has_room(*count, self.now, || is_full))
             };
             (most(false).unwrap(), most(true).unwrap())
         }
@@ -521,25 +497,6 @@ mod tests {
         assert_eq!(scene.sizes(), (16, 64));
     }
 
-    /// To a near store the second waits for a pause at most, unless it carries half as much again as the first.
-    #[test]
-    fn a_second_exchange_waits_for_more_work_but_not_for_long() {
-        for (distance, waits) in [(Duration::from_micros(150), true), (ms(5), false)] {
-            let mut scene = Scene::new();
-            scene.answers(100, distance);
-            scene.window.on_sent(scene.now);
-            let window = &scene.window;
-            let may_go = |now, outweighs| window.has_room(1, now, || outweighs, || false);
-            assert_eq!(may_go(scene.now, false), !waits, "{distance:?}");
-            assert!(may_go(scene.now, true), "{distance:?}");
-            let end = window.paced_until(1).filter(|_| waits);
-            assert_eq!(end, waits.then_some(scene.now + WINDOW.apart_partial));
-            assert!(may_go(scene.now + WINDOW.apart_partial, false));
-        }
-        let cluster = Window::new(true, Instant::now());
-        assert!(cluster.has_room(7, Instant::now(), || false, || false));
-    }
-
     /// At a distance of 5 ms they may be 0.4 ms apart, but timers wake the driver once a millisecond.
     #[test]
     fn pauses_shorter_than_a_tick_of_the_timers_cost_no_exchanges() {
@@ -549,7 +506,7 @@ mod tests {
         for _ in 0..100 {
             scene.now += ms(1);
             let least = scene.window.bounds.least;
-            while scene.window.has_room(least, scene.now, || false, || false) {
+            while scene.window.has_room(least, scene.now, || false) {
                 scene.window.on_sent(scene.now);
                 sent += 1;
             }

@@ -1208,7 +1208,6 @@ fn requests_of_several_exchanges_are_retried_in_their_order() {
         let mut world = World::new(1, &Limit::concurrent("a", 4));
         let mut asked = Vec::new();
         let mut sent = Vec::new();
-        // The second carries half as much again, and need not wait.
         for count in [2, 3] {
             asked.extend((0..count).map(|_| world.ask(0, PATIENT)));
             sent.push(world.send(0));
