@@ -21,6 +21,8 @@ mod job;
 mod output;
 #[cfg(unix)]
 mod serve;
+#[cfg(unix)]
+mod source;
 mod table;
 mod text;
 

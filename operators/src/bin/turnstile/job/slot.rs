@@ -1,10 +1,9 @@
 //! The limit of the command, from the arguments or a file.
 
-use std::{env, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use tower_turnstile::{
-    Acquire, AcquireError, AcquireErrorKind, ConfigError, Limit, Limiter,
-    config::{Config, ConfigFileError, LiveConfig, StoreUrl},
+    Acquire, AcquireError, AcquireErrorKind, ConfigError, Limit, Limiter, config::LiveConfig,
 };
 use tower_turnstile_operate::{Operator, beside::Beside};
 
@@ -14,6 +13,7 @@ use crate::{
     code,
     commands::CommandError,
     in_force::{Wanted, compare, in_force},
+    source,
 };
 
 /// The limit and its store.
@@ -88,29 +88,18 @@ impl<'a> SlotSource<'a> {
     /// The limit, the caller's value and the store are the same as in services with this file. The fallback is the
     /// command's own.
     async fn of_file(args: &Args, job: &'a RunArgs, path: &Path) -> Result<Self, CommandError> {
-        let fault = |error: ConfigFileError| faulty(path, &error);
-        let mut config = Config::from_file(path).await.map_err(fault)?;
-        // As without a file: operators see each command, and can revoke its slot.
-        config.store.operable = true;
-        if config.store.url == StoreUrl::default() {
-            config.store.url = args.store()?.into();
-            let namespace = &mut config.store.namespace;
-            namespace.get_or_insert_with(|| args.namespace.clone());
-        }
+        let mut config = source::read(args, path).await?;
         let Some(declared) = config.limits.get_mut(&job.limit) else {
             let message = format!("{}: there is no limit `{}`", path.display(), job.limit);
             return Err(CommandError::new(code::CONFIG, message));
         };
         declared.fallback = Some(job.fallback.into());
         let wait = job.wait.or(declared.wait()).unwrap_or_default();
-        let live = LiveConfig::connect(&config).await.map_err(fault)?;
+        let live = LiveConfig::connect(&config).await;
+        let live = live.map_err(|error| source::faulty(&path.display().to_string(), &error))?;
         let limit = live.limit(&job.limit).expect("it is in the file");
         let limiter = live.limiter().clone();
-        let url = match config.store.url {
-            StoreUrl::Plain(url) => url,
-            StoreUrl::Env(name) => env::var(name).unwrap_or_default(),
-            _ => String::new(),
-        };
+        let url = source::url(&config);
         let namespace = config.store.namespace.as_deref();
         let beside = Beside::new(&limiter, &url, namespace.unwrap_or(&args.namespace))?;
         let declared = beside.declared(&job.limit);
@@ -180,12 +169,4 @@ fn unusable(error: ConfigError) -> CommandError {
         error.code = code::CONFIG;
     }
     error
-}
-
-fn faulty(path: &Path, error: &ConfigFileError) -> CommandError {
-    let faults = error.faults().iter();
-    let lines: Vec<_> = faults
-        .map(|fault| format!("{}: {fault}", path.display()))
-        .collect();
-    CommandError::new(code::CONFIG, lines.join("; "))
 }

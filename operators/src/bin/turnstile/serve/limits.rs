@@ -1,10 +1,10 @@
 //! The limits: from a file, as a service reads it, or from `--limit`; and the semaphore for a client's parameters.
 
-use std::{collections::BTreeMap, env, fmt::Write, path::Path};
+use std::{collections::BTreeMap, fmt::Write};
 
 use tower_turnstile::{
     Limiter, Semaphore,
-    config::{Config, ConfigFileError, LiveConfig, StoreUrl},
+    config::{Config, ConfigFileError, LiveConfig},
 };
 use tower_turnstile_operate::{Declared, Operator, Registration, admin::Admin, beside::Beside};
 
@@ -18,7 +18,11 @@ use crate::{
     code,
     commands::CommandError,
     in_force::{Wanted, in_force},
+    source,
 };
+
+/// The place of faults without a file.
+const ARGUMENT: &str = "--limit";
 
 pub(super) struct ServedLimits {
     live: LiveConfig,
@@ -27,9 +31,15 @@ pub(super) struct ServedLimits {
 
 impl ServedLimits {
     pub(super) async fn connect(args: &Args, serve: &ServeArgs) -> Result<Self, CommandError> {
-        let config = read(args, serve).await?;
+        let (config, place) = match &serve.source.config {
+            Some(path) => (source::read(args, path).await?, path.display().to_string()),
+            None => {
+                let config = declared(&agreed(args, serve).await?)?;
+                (source::completed(args, config)?, ARGUMENT.to_owned())
+            }
+        };
         let live = LiveConfig::connect(&config).await;
-        let live = live.map_err(|error| faulty(serve.source.config.as_deref(), &error))?;
+        let live = live.map_err(|error| source::faulty(&place, &error))?;
         Ok(Self { live, config })
     }
 
@@ -39,16 +49,16 @@ impl ServedLimits {
 
     /// A page that asks all replicas of the store.
     pub(super) async fn page(&self) -> Result<Admin, CommandError> {
-        let store = self.config.store.clone();
-        let url = match store.url {
-            StoreUrl::Plain(url) => url,
-            StoreUrl::Env(name) => env::var(name).unwrap_or_default(),
-            _ => String::new(),
-        };
+        let url = source::url(&self.config);
         let page = if url == "memory:" {
             Admin::of(self.limiter())
         } else {
-            let namespace = store.namespace.unwrap_or_else(|| "turnstile".to_owned());
+            let namespace = self
+                .config
+                .store
+                .namespace
+                .as_deref()
+                .unwrap_or("turnstile");
             let operator = Operator::builder().namespace(namespace).connect(&url);
             Admin::builder(operator.await?)
         };
@@ -110,24 +120,6 @@ fn of_caller(error: &ConfigFileError) -> HttpProblem {
     HttpProblem::parameter(parameter, message)
 }
 
-async fn read(args: &Args, serve: &ServeArgs) -> Result<Config, CommandError> {
-    let mut config = match &serve.source.config {
-        Some(path) => {
-            let config = Config::from_file(path).await;
-            config.map_err(|error| faulty(Some(path), &error))?
-        }
-        None => declared(&agreed(args, serve).await?)?,
-    };
-    // Operators see each client, and can revoke its slot.
-    config.store.operable = true;
-    if config.store.url == StoreUrl::default() {
-        config.store.url = args.store()?.into();
-        let namespace = &mut config.store.namespace;
-        namespace.get_or_insert_with(|| args.namespace.clone());
-    }
-    Ok(config)
-}
-
 /// The limits of the arguments, with the values that their other holders have.
 async fn agreed<'a>(
     args: &Args,
@@ -183,12 +175,5 @@ fn declared(limits: &BTreeMap<&str, Declared>) -> Result<Config, CommandError> {
              wait = '24h'\nfallback = 'reject'\nunrouted = true\n"
         );
     }
-    Config::from_toml(&text).map_err(|error| faulty(None, &error))
-}
-
-fn faulty(path: Option<&Path>, error: &ConfigFileError) -> CommandError {
-    let place = path.map_or("--limit".into(), |path| path.display().to_string());
-    let faults = error.faults().iter();
-    let lines: Vec<_> = faults.map(|fault| format!("{place}: {fault}")).collect();
-    CommandError::new(code::CONFIG, lines.join("; "))
+    Config::from_toml(&text).map_err(|error| source::faulty(ARGUMENT, &error))
 }

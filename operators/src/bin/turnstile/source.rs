@@ -1,0 +1,40 @@
+//! A configuration file as `run` and `serve` read it: with the store of the arguments if it has none.
+
+use std::{env, path::Path};
+
+use tower_turnstile::config::{Config, ConfigFileError, StoreUrl};
+
+use crate::{args::Args, code, commands::CommandError};
+
+pub(crate) async fn read(args: &Args, path: &Path) -> Result<Config, CommandError> {
+    let config = Config::from_file(path).await;
+    let config = config.map_err(|error| faulty(&path.display().to_string(), &error))?;
+    completed(args, config)
+}
+
+/// Operators see each slot, and can revoke it.
+pub(crate) fn completed(args: &Args, mut config: Config) -> Result<Config, CommandError> {
+    config.store.operable = true;
+    if config.store.url == StoreUrl::default() {
+        config.store.url = args.store()?.into();
+        let namespace = &mut config.store.namespace;
+        namespace.get_or_insert_with(|| args.namespace.clone());
+    }
+    Ok(config)
+}
+
+/// The store of a configuration that has connected.
+pub(crate) fn url(config: &Config) -> String {
+    match &config.store.url {
+        StoreUrl::Plain(url) => url.clone(),
+        StoreUrl::Env(name) => env::var(name).unwrap_or_default(),
+        _ => String::new(),
+    }
+}
+
+/// `place`: the file, or the argument.
+pub(crate) fn faulty(place: &str, error: &ConfigFileError) -> CommandError {
+    let faults = error.faults().iter();
+    let lines: Vec<_> = faults.map(|fault| format!("{place}: {fault}")).collect();
+    CommandError::new(code::CONFIG, lines.join("; "))
+}
