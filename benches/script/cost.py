@@ -26,7 +26,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.folder = tempfile.TemporaryDirectory()
-        words = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "redis-server", "--port", str(port)]
+        words = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=evalGenericCommand", "redis-server", "--port", str(port)]
         words += ["--save", "", "--dir", self.folder.name, "--hz", "1", "--activerehashing", "no"]
         self.child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         end = time.monotonic() + 30

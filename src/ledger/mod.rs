@@ -8,14 +8,14 @@
 //! | step | effect | machine | script |
 //! | --- | --- | --- | --- |
 //! | `release` | removes released permits, both holders and waiters | `leases.rs` | `short_way.lua` |
-//! | `pause` | starts or ends a pause: until its end nobody gets a slot, then the limit rises from 0 | `pause.rs` | `steps.lua` |
-//! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `steps.lua` |
-//! | `adopt` | restores holders that the store has lost | `leases.rs` | `steps.lua` |
-//! | `list` | names the holders of the calling replica, if it asks | `leases.rs` | `steps.lua` |
-//! | `expire` | removes holders whose lease has ended | `leases.rs` | `steps.lua` |
+//! | `pause` | starts or ends a pause: until its end nobody gets a slot, then the limit rises from 0 | `pause.rs` | `rare.lua` |
+//! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `rare.lua` |
+//! | `adopt` | restores holders that the store has lost | `leases.rs` | `rare.lua` |
+//! | `list` | names the holders of the calling replica, if it asks | `leases.rs` | `rare.lua` |
+//! | `expire` | removes holders whose lease has ended | `leases.rs` | `rare.lua` |
 //! | `settle` | charges tenants of a fair ledger for what they hold | `tenants.rs`, `shares.rs` | `shares.lua` |
 //! | `promote` | grants free slots to the head of the queue; passes over waiters whose replica has no connection | `queue.rs` | `steps.lua` |
-//! | `bring_forward` | shortens deadlines that a stepped clock has put too far ahead, if the ledger is full | `leases.rs` | `steps.lua` |
+//! | `bring_forward` | shortens deadlines that a stepped clock has put too far ahead, if the ledger is full | `leases.rs` | `rare.lua` |
 //! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | `queue.lua` |
 //!
 //! Next, over all ledgers and *rates*, whose arithmetic is in `rate.rs` and `rates.lua`:
@@ -30,7 +30,7 @@
 //! | step | effect | machine | script |
 //! | --- | --- | --- | --- |
 //! | `heartbeat` | marks a replica that has waiters here as alive for a while | `queue.rs` | `close.lua` |
-//! | `recall` | asks other replicas to release kept slots, if a permit waits or was refused | `reuse.rs` | `close.lua` |
+//! | `recall` | asks other replicas to release kept slots, if a permit waits or was refused | `reuse.rs` | `rare.lua` |
 //! | `keep_shares` | keeps the payments of tenants for a while after the last waiter | `tenants.rs` | `close.lua` |
 //! | `keep` | lets the calling replica keep freed slots for a while, if the queue is empty | `reuse.rs` | `close.lua` |
 //!

@@ -15,18 +15,8 @@ local function close(ledger)
   elseif waiting == 0 and in_use == 0 and not ledger.pause_over then
     call('ZREMRANGEBYSCORE', key, ALIVE, '+inf')
   end
-  -- `recall`: ends the other replicas' rights to keep slots. Each is notified once; if the notice is lost, the right
-  -- expires anyway. The caller learns it from its reply.
   if reuse > 0 and (ledger.refused or waiting > 0 or pause_end_ms) then
-    local recalled = {}
-    for _, right in ipairs(call('ZRANGE', key, KEEPING, '+inf', 'BYSCORE')) do
-      local owner = sub(right, 2)
-      if owner ~= replica then
-        redis.pcall('PUBLISH', wake_channel .. owner, string.format('%.0f 0  %s', now_us, key))
-        recalled[#recalled + 1] = right
-      end
-    end
-    on_all('ZREM', key, recalled)
+    making_room().recall(key)
   end
   -- `keep`: ended rights are removed when a new one is added, so that they cannot accumulate.
   if reuse == 2 and waiting == 0 and in_use > 0 and in_use <= ledger.limit and not pause_end_ms then

@@ -1,6 +1,6 @@
 -- One exchange of a replica with its ledgers: the same steps, in the same order, as in ledger/machine/.
 --
--- script/mod.rs joins this text from parts: header, hello, short_way, rates, claims, queue, shares, close, steps, claim_slots.
+-- script/mod.rs joins this text from parts: header, hello, short_way, rates, claims, helpers, rare, queue, shares, close, steps, claim_slots.
 --
 -- Data
 -- ====

@@ -14,6 +14,8 @@ pub(crate) static EXCHANGE_LUA: LazyLock<String> = LazyLock::new(|| {
         include_str!("short_way.lua"),
         include_str!("rates.lua"),
         include_str!("claims.lua"),
+        include_str!("helpers.lua"),
+        include_str!("rare.lua"),
         include_str!("queue.lua"),
         include_str!("shares.lua"),
         include_str!("close.lua"),

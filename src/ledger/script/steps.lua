@@ -1,169 +1,26 @@
 
 -- The steps after `release`, in their order, and `run`, which takes a ledger through them.
 
--- Steps that not every exchange needs. Their functions are created when they are needed.
-local some, few = nil, nil
-local function sometimes()
-  if some then
-    return some
-  end
-  some = {}
-
-  -- `pause`: the longest applies. An end too far ahead was set before the clock was stepped back. A pause that an operator has
-  -- ended is marked by a half, and stays for as long as it was to last, for replicas that ask whether it goes on: they would
-  -- repeat a pause that the store has lost. `before`: its score, or 0.
-  function some.pause(ledger, before)
-    local key = ledger.key
-    local earliest, latest = ALIVE + now_ms + RAMP_MS, ALIVE + latest_end_ms + RAMP_MS
-    local ended = before % 1
-    local over = math.min(before - ended, latest)
-    if ledger.pause == 1 then
-      ended = 0.5
-    elseif ledger.pause > 1 and (ended == 0 or ledger.options % 1024 < 512) then -- see the options
-      over = math.max(ended == 0 and over or 0, math.min(earliest + ledger.pause - 1, latest))
-      ended = 0
-    end
-    local lasts = over > ALIVE + now_ms
-    local score = lasts and over + ended or 0
-    if score ~= before then
-      redis.call('ZREM', key, PAUSE) -- also allows the next command at maxmemory
-      if lasts then
-        redis.call('ZADD', key, string.format('%.1f', score), PAUSE)
-      end
-    end
-    ledger.pause_over = lasts and over - ALIVE
-    if lasts and ended == 0 then
-      local end_ms = over - ALIVE - RAMP_MS
-      ledger.limit = math.ceil(ledger.limit * math.max(math.min(now_ms - end_ms, RAMP_MS), 0) / RAMP_MS)
-      ledger.pause_end_ms = end_ms
-    end
-  end
-
-  -- `renew` never shortens a lease, since another replica may have granted a longer one. An ended lease is revived if
-  -- it has not been expired yet: its slot is still free. `adopt` runs before `promote`, so that the queue gets only the
-  -- slots that the true holders leave. It may exceed the limit. Returns the new numbers, and the places of the first renewed waiters.
-  function some.extend(ledger, first, renews, extends, in_use, waiting)
-    local key, reply, list, places, missing = ledger.key, ledger.reply, {}, nil, false
-    for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + extends - 1))) do
-      local id, standing, text = ARGV[first + i - 1], score or ABSENT, lease_end_text
-      local weight = ledger.heavy and digit_at(id, WEIGHT_AT) or 1
-      if score and score >= 0 then
-        standing = math.max(math.min(score, latest_end_ms), lease_end_ms)
-        text = standing == lease_end_ms and text or text_of(standing)
-        push(list, text, id, weight)
-      elseif i > renews then
-        standing, missing = -lease_end_ms, true
-        push(list, text, id, weight)
-        in_use, waiting = in_use + weight, score and waiting - 1 or waiting
-      else
-        standing = math.floor(standing)
-        places = places or {}
-        if score and #places < MAX_PLACES then
-          places[#places + 1] = redis.call('ZCOUNT', key, '-inf', string.format('%.1f', score))
-        end
-      end
-      reply[LEDGER_REPLY + i] = standing
-    end
-    on_all('ZADD', key, list)
-    if missing and ledger.options % 64 >= 32 then -- see the options
-      redis.pcall('PUBLISH', wake_channel .. 'all', 'lost ' .. key)
-    end
-    return in_use, waiting, places, false
-  end
-
-  return some
-end
-
--- Steps that hardly any exchange needs.
-local function rarely()
-  if few then
-    return few
-  end
-  few = {}
-
-  -- `list`: the numbers of the replica's holders.
-  function few.list_holders(key, in_use, waiting)
-    local listed = {}
-    budget = budget - in_use
-    for _, member in ipairs(redis.call('ZRANGE', key, waiting, waiting + in_use - 1)) do
-      if #member < UNIT_AT and string.sub(member, 1, REPLICA_CHARS) == replica then
-        listed[#listed + 1] = string.sub(member, WEIGHT_AT)
-      end
-    end
-    return listed
-  end
-
-  -- `expire`, within the budget, plus the rest of the last permit. `ended`: units whose lease has ended. Returns how many have expired.
-  function few.expire(key, ended, waiting)
-    local expired = math.min(ended, budget)
-    if expired > 0 then
-      budget = budget - expired
-      if expired < ended then
-        local last = waiting + expired - 1
-        local member = redis.call('ZRANGE', key, last, last)[1]
-        expired = expired + digit_at(member, WEIGHT_AT) - digit_at(member, UNIT_AT)
-      end
-      redis.call('ZREMRANGEBYRANK', key, waiting, waiting + expired - 1)
-    end
-    if ended > expired then
-      replies[2] = 1
-    end
-    return expired
-  end
-
-  -- Marks waiters that were passed over.
-  function few.mark(key, skipped)
-    local marks = {}
-    for i, ticket in ipairs(scores_of(key, unpack(skipped))) do
-      if ticket % 1 == 0 then
-        push(marks, string.format('%.1f', ticket + 0.5), skipped[i])
-      end
-    end
-    on_all('ZADD', key, marks)
-  end
-
-  -- If the clock was stepped back, dead holders would keep their slots until it has caught up: their deadlines are brought
-  -- forward, within the budget, plus the rest of the last permit. `far`: units with a deadline too far ahead.
-  function few.bring_forward(ledger, far)
-    local key, moved = ledger.key, math.min(far, budget)
-    if moved > 0 then
-      budget = budget - moved
-      local last, list = ledger.waiting + ledger.in_use - 1, {}
-      local first_rank = last - moved + 1
-      if moved < far then
-        first_rank = first_rank + 1 - digit_at(redis.call('ZRANGE', key, first_rank, first_rank)[1], UNIT_AT)
-      end
-      for _, member in ipairs(redis.call('ZRANGE', key, first_rank, last)) do
-        push(list, string.sub(too_late_text, 2), member)
-      end
-      on_all('ZADD', key, list)
-      moved = #list / 2
-    end
-    if far > moved then
-      replies[2] = 1
-    end
-  end
-
-  return few
-end
-
--- The next waiter in order of arrival, behind those that were looked at. They are read in windows: at first as many as there are
--- free units; then many more, since some were dead or passed over. `left`: how many are behind those.
-local function next_by_arrival(key, turns, left)
+-- The next waiter in order of arrival, behind the first `at`. `waiters`: all that were read, each with its ticket: at first as many as
+-- there are free units, and the one that will be first then; later many more, since some were dead or passed over. `left`: how many
+-- wait behind those that were looked at.
+local function next_by_arrival(key, waiters, at, free, left, served)
   local id = nil
   repeat
-    local at = turns.at + 1
-    id = turns.ids and turns.ids[at]
+    at = at + 1
+    id = waiters and waiters[2 * at - 1]
     if not id then
-      local first, window = turns.seen, math.min(turns.window, left, budget)
+      local first, window = at - 1, math.min(at == 1 and free + 1 or 8 * at, left, budget)
       local first_rank = first == 0 and '0' or string.format('%d', first)
-      local ids = redis.call('ZRANGE', key, first_rank, string.format('%d', first + window - 1))
-      turns.seen, turns.window = first + window, 8 * window
-      turns.ids, at, id = ids, 1, ids[1]
+      local more = redis.call('ZRANGE', key, first_rank, string.format('%d', first + window - 1), 'WITHSCORES')
+      waiters = waiters or more
+      for i = 1, first == 0 and 0 or #more do
+        waiters[2 * first + i] = more[i]
+      end
+      id = waiters[2 * at - 1]
     end
-    turns.at = at
-  until not turns.served or not turns.served[id] -- nothing was written yet
-  return id
+  until not served or not served[id] -- nothing was written yet
+  return id, waiters, at
 end
 
 -- `promote`: grants free slots to waiters. A waiter whose replica is not reachable is passed over: it keeps its place, and a later
@@ -174,7 +31,7 @@ local function promote(ledger)
   local key, fair, limit, in_use, waiting, passed = ledger.key, ledger.fair, ledger.limit, ledger.in_use, ledger.waiting, 0
   local granted, dead, skipped, promoted, until_text = {}, nil, nil, {}, text_of(promoted_end_ms)
   local contacts, gone, served = nil, fair and {}, fair and {} -- texts that leave the lines, and who was served by them
-  local turns = { ids = nil, at = 0, seen = 0, window = limit - in_use, served = served }
+  local waiters, at = nil, 0
   -- The waiters of a fair ledger are served in the order of shares, until nobody is left in the lines; then the queue is passed
   -- once more in order of arrival. It is served in that order alone if some waiters stand in no line, since it was lost, or
   -- their replica is older.
@@ -188,13 +45,13 @@ local function promote(ledger)
       end
     end
     if budget > 0 and not id then
-      id = next_by_arrival(key, turns, waiting - passed)
+      id, waiters, at = next_by_arrival(key, waiters, at, limit - in_use, waiting - passed, served)
     end
     if not id then
-      replies[2] = 1
+      ledger.more = true
       break
     end
-    local owner = sub(id, 1, REPLICA_CHARS)
+    local owner = string.sub(id, 1, REPLICA_CHARS)
     contacts = contacts or owner ~= replica and {}
     local contact = owner == replica and 'caller' or contact_with(owner, key, contacts)
     if contact == 'dead' then
@@ -221,7 +78,7 @@ local function promote(ledger)
       end
       in_use, waiting, budget = in_use + weight, waiting - 1, budget - weight
       local names = promoted[owner] or {}
-      names[#names + 1], promoted[owner] = sub(id, WEIGHT_AT), names
+      names[#names + 1], promoted[owner] = string.sub(id, WEIGHT_AT), names
     end
     if text and contact == 'unreachable' then
       fair.line_of[fair.tenant].passed = true
@@ -231,6 +88,8 @@ local function promote(ledger)
   end
   if skipped then
     rarely().mark(key, skipped)
+  elseif waiters and not fair then -- all that were looked at have left the queue, except for one that blocks it
+    ledger.head = tonumber(waiters[ledger.blocked and 2 * at or 2 * at + 2])
   end
   on_all('ZADD', key, granted)
   if dead then
@@ -273,7 +132,8 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
         reply[LEDGER_REPLY + i] = lease_end_ms
       end
     else
-      in_use, waiting, places, is_short = sometimes().extend(ledger, first, renews, extends, in_use, waiting)
+      in_use, waiting, places, is_short = sometimes().extend(ledger, first, renews, extends, in_use, waiting,
+        lease_end_ms, lease_end_text)
     end
   end
   local listed = nil
@@ -282,7 +142,7 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
   end
   local ended = in_use > lasting and call('ZCOUNT', key, '0', now_ms) or 0
   if ended > 0 then
-    in_use = in_use - rarely().expire(key, ended, waiting)
+    in_use = in_use - rarely().expire(ledger, ended, waiting)
   end
   local free = ledger.limit - in_use
   if ledger.owes then
@@ -293,26 +153,26 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
     own = promote(ledger)
   end
   if free <= 0 or ledger.blocked or heavy then
-    too_late_text = too_late_text or '(' .. text_of(latest_end_ms)
+    too_late_text = too_late_text or '(' .. text_of(now_ms + MAX_LEASE_MS)
     local far = call('ZCOUNT', key, too_late_text, LAST_DEADLINE)
     if far > 0 then
-      rarely().bring_forward(ledger, far)
+      rarely().bring_forward(ledger, far, too_late_text)
     end
   end
   -- `acquire`
   if acquires > 0 then
     first = first + extends
     for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + acquires - 1))) do
-      local id, wait = ARGV[first + i - 1], sub(packed, waits + i - 1, waits + i - 1)
+      local id, wait = ARGV[first + i - 1], string.sub(packed, waits + i - 1, waits + i - 1)
       local payer = fair and DUES_HEAD + PAYER_BYTES * (i - 1) + 1
       local standing = score and math.floor(score) or admit(ledger, id, wait == '1', payer)
       reply[#reply + 1] = standing
       if fair and not score and standing < 0 then
         shares.join(fair, payer, id, standing, ledger.waiting)
-        replies[2] = ledger.more and 1 or replies[2]
       end
     end
   end
+  replies[2] = ledger.more and 1 or replies[2]
   for i = 1, own and #own or 0 do
     reply[#reply + 1] = own[i]
   end
@@ -338,10 +198,10 @@ for i = 1, ledger_count do
   local is_fair, owes = options % 128 >= 64, options % 256 >= 128
   local has_text = owes or is_fair and acquires > 0
   if not replies[i + 2] then
-    local ledger = { -- with room for what is added: the numbers, the pause, the head and the next ticket
+    local ledger = { -- with room for what is added: the pause, the head and the next ticket
       key = KEYS[i], limit = limit, most = limit, max_waiters = max_waiters, -- `limit`: without what a pause takes
       options = options, waits = options % 4, reuse = 0, heavy = false, pause = 0, fair = nil, owes = owes,
-      promoted = 0, passed = 0, entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
+      in_use = 0, waiting = 0, promoted = 0, passed = 0, entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }
     if options > 3 then
       ledger.reuse, ledger.heavy = (options % 16 - options % 4) / 4, options % 32 >= 16
