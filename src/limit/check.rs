@@ -153,6 +153,7 @@ impl Limit {
             differs("class", self.class, other.class),
             differs("reuse", self.reuse, other.reuse),
             differs("fair", self.fair, other.fair),
+            differs("adapt", self.adapt, other.adapt),
         ];
         let differences: Vec<_> = differences.into_iter().flatten().collect();
         differences.join(", ")

@@ -5,6 +5,7 @@
 use std::{borrow::Cow, time::Duration};
 
 use super::{
+    adapt::Adapt,
     kinds::{Class, Fallback, Mode},
     value::LimitValue,
 };
@@ -59,6 +60,7 @@ pub struct Limit {
     pub(super) class: Option<Class>,
     pub(super) reuse: bool,
     pub(super) fair: bool,
+    pub(super) adapt: Option<Adapt>,
     registered_at: RegisteredAt,
 }
 
@@ -225,6 +227,7 @@ impl Limit {
             class: None,
             reuse: false,
             fair: false,
+            adapt: None,
             registered_at: RegisteredAt(None),
         }
     }

@@ -1,5 +1,6 @@
 //! Limits: the value, the wait, and the fallback without a store.
 
+mod adapt;
 mod check;
 mod errors;
 mod fair;
@@ -9,6 +10,8 @@ mod limit;
 mod limits;
 mod value;
 
+#[allow(unused_imports, reason = "the layer reports verdicts")]
+pub(crate) use self::adapt::{Adapt, Verdict};
 pub(crate) use self::check::check_together;
 pub use self::{
     kinds::{Class, Fallback, Mode},
