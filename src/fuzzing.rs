@@ -214,6 +214,7 @@ fn exchange(replica: u8, not_after_us: u64) -> Exchange {
         claims: Vec::new(),
         refunds: Vec::new(),
         generation_query: None,
+        expected: None,
     }
 }
 

@@ -41,6 +41,7 @@ class Server:
                 time.sleep(0.1)
         self.file = self.socket.makefile("rb")
         self.digest = self.call("SCRIPT", "LOAD", script).decode()
+        self.expected, self.may_expect = None, "claim_count, expects" in script
 
     def call(self, *words):
         encoded = [word.encode() if isinstance(word, str) else word for word in words]
@@ -71,7 +72,7 @@ class Server:
         """One exchange about one ledger. `tenants`: their number, if the ledger is fair; a permit is of the tenant of its number."""
         options = 1 + (0 if tenants is None else 64) + (128 if settled else 0)
         record = [limit, 100_000, options, len(release), 0, 0, len(acquire)]
-        packed = struct.pack("<7d", 30_000, 5_000, 5_000, NEVER_US, 1, 0, 0) + struct.pack("<7d", *record)
+        packed = self.head(1, 0) + struct.pack("<7d", *record)
         packed += b"1" * len(acquire) + b"t:wake:" + REPLICA.encode()
         words = [REPLICA + text(seq) for seq in [*release, *acquire]]
         if options >= 128 or options >= 64 and acquire:
@@ -81,11 +82,11 @@ class Server:
             for seq, us in settled:
                 dues += text(seq % tenants, 8).encode() + struct.pack("<dd", us, 800_000)
             words.append(dues)
-        return self.call("EVALSHA", self.digest, "1", "t:{ledger}", packed, *words)
+        return self.run(["t:{ledger}"], packed, words)
 
     def claim(self, limits, seqs=(), release=(), charge=False):
         """A claim of a slot in each of these ledgers, and of a charge to a rate that is never used up."""
-        packed = struct.pack("<7d", 30_000, 5_000, 5_000, NEVER_US, len(limits), 0, 1 if seqs or charge else 0)
+        packed = self.head(len(limits), 1 if seqs or charge else 0)
         for limit in limits:
             packed += struct.pack("<7d", limit, 100_000, 1, len(release), 0, 0, 0)
         keys = ["t:{ledger}%d" % number for number in range(len(limits))] + ["t:rate"] * charge
@@ -96,7 +97,24 @@ class Server:
             words += [str(len(limits) + 1), "1000000", "1000000", "1000000", "1", "0", "0"]
         for number, seq in enumerate(seqs):
             words += [str(number + 1), "0", REPLICA + text(seq)]
-        return self.call("EVALSHA", self.digest, str(len(keys)), *keys, packed + b"t:wake:" + REPLICA.encode(), *words)
+        return self.run(keys, packed + b"t:wake:" + REPLICA.encode(), words)
+
+    def head(self, ledgers, claims):
+        """The numbers of an exchange. Those of older scripts end before the generation."""
+        numbers = [30_000, 5_000, 5_000, NEVER_US, ledgers, 0, claims]
+        numbers += [int(self.expected is not None)] * self.may_expect
+        return struct.pack(f"<{len(numbers)}d", *numbers)
+
+    def run(self, keys, packed, words):
+        if self.expected:
+            keys, words = [*keys, "t:{ledger}:generation"], [*words, self.expected]
+        return self.call("EVALSHA", self.digest, str(len(keys)), *keys, packed, *words)
+
+    def expect(self, generation):
+        """From now on exchanges expect this generation, which is the present one."""
+        if self.may_expect:
+            self.expected = generation
+            self.call("SET", "t:{ledger}:generation", generation)
 
 
 def text(number, length=10):
@@ -113,8 +131,10 @@ def number_of(name):
     return number
 
 
-def pairs(server, count, tenants, beside=False):
+def pairs(server, count, tenants, beside=False, strict=False):
     """`beside`: a slot is held, and there was a waiter, of which a heartbeat is left."""
+    if strict:
+        server.expect("1700000000000000 0")
     if beside:
         server.batch(1, acquire=[1, 2])
         server.batch(1, release=[2])
@@ -151,6 +171,7 @@ def claims(server, count, ledgers, charge):
 
 CASES = {
     "pair": lambda server, count: pairs(server, count, None),
+    "pair, strict": lambda server, count: pairs(server, count, None, strict=True),
     "pair, after a waiter": lambda server, count: pairs(server, count, None, True),
     "pair, fair": lambda server, count: pairs(server, count, 2),
     "charge": lambda server, count: claims(server, count, 0, True),

@@ -187,6 +187,7 @@ impl Context {
                 claims: Vec::new(),
                 refunds: Vec::new(),
                 generation_query: None,
+                expected: None,
             },
             epoch: now,
             rng: fastrand::Rng::with_seed(settings.seed),

@@ -38,6 +38,8 @@ pub const PAUSE: &str = "!";
 /// What follows a fair ledger's name in the names of its two sets: payments of tenants, and lines of waiters.
 pub const SHARES: &str = ":shares";
 pub(crate) const LINES: &str = ":lines";
+/// The script's error for a ledger that is empty while the data have another generation than the replica knows.
+pub(crate) const LOST: &str = "LOST";
 /// What follows a ledger's name in the name of the state of a limit that finds its own value.
 pub const PACE: &str = ":pace";
 /// Indexes in a text of the lines, from 1.
@@ -46,7 +48,9 @@ pub(crate) const COST_AT: usize = PERMIT_AT + ID_CHARS;
 
 // Sizes of the elements of an exchange, in numbers, arguments or bytes.
 
-/// Packed numbers of a record. The exchange and each ledger have one record.
+/// Packed numbers of the exchange.
+pub(crate) const EXCHANGE: &str = "<dddddddd";
+/// Packed numbers of the record that each ledger has.
 pub(crate) const RECORD: &str = "<ddddddd";
 pub(crate) const RECORD_NUMBERS: usize = RECORD.len() - 1;
 pub(crate) const RECORD_BYTES: usize = RECORD_NUMBERS * NUMBER_BYTES;

@@ -1,11 +1,15 @@
 //! A store in this process: all ledgers and rates, with the operations of the script. For tests, including those of
 //! users.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     Batch, BatchReply, Call, Charge, Claim, ClaimReply, ClaimedLedger, Exchange, Generation,
-    GenerationQuery, Ledger, Published, RateState, ReplicaId, Reply, SWEEP_BUDGET, Stock,
+    GenerationQuery, Ledger, LedgerError, Published, RateState, ReplicaId, Reply, SWEEP_BUDGET,
+    Stock,
 };
 
 /// Ledgers and rate states by key.
@@ -84,10 +88,22 @@ impl Ledgers {
         call.budget = self.budget;
         call.listens = self.audience.listens;
         call.absent.clone_from(&self.audience.absent);
-        let begin =
-            |(batch, weighs): (&Batch, bool)| self.ledger(batch).begin(&mut call, batch, weighs);
+        let is_other = |(key, generation): &(Arc<str>, Generation)| {
+            let kept = self.generations.get(&**key);
+            kept.is_none_or(|(kept, ends_us)| *ends_us <= now_us || kept != generation)
+        };
+        let is_lost = exchange.expected.as_ref().is_some_and(is_other);
+        let begin = |(batch, weighs): (&Batch, bool)| {
+            let ledger = self.ledger(batch);
+            let released = ledger.release(&call, batch);
+            let has_newcomers = !(batch.acquire.is_empty() && exchange.claims.is_empty());
+            if is_lost && has_newcomers && ledger.is_gone() {
+                return Err(LedgerError::lost());
+            }
+            Ok(ledger.begin(&mut call, batch, weighs, released))
+        };
         let each = batches.iter().zip(exchange.weighs());
-        let mut replies: Vec<BatchReply> = each.map(begin).collect();
+        let mut replies: Vec<Result<BatchReply, LedgerError>> = each.map(begin).collect();
         for refund in &exchange.refunds {
             if let Some(state) = self.rates.get_mut(&*refund.key) {
                 *state = state.refund(refund.charged, refund.cost, now_us);
@@ -100,13 +116,22 @@ impl Ledgers {
             swept: vec![false; batches.len()],
         };
         let mut run = |claim: &Claim| {
+            let mut failed = claim
+                .asks
+                .iter()
+                .filter_map(|ask| replies[ask.batch].as_ref().err());
+            if let Some(error) = failed.next() {
+                return Err(error.clone());
+            }
             let mut reply = ClaimReply::default();
             claim.run(&mut call, now_us, &mut stored, &mut reply);
             Ok(reply)
         };
         let claims = exchange.claims.iter().map(&mut run).collect();
         for (batch, reply) in batches.iter().zip(&mut replies) {
-            self.ledger(batch).close(&mut call, batch, reply);
+            if let Ok(reply) = reply {
+                self.ledger(batch).close(&mut call, batch, reply);
+            }
         }
         self.forget(now_us);
         let query = exchange.generation_query.as_ref();
@@ -114,7 +139,7 @@ impl Ledgers {
             now_us,
             more: call.more,
             is_late: false,
-            batches: replies.into_iter().map(Ok).collect(),
+            batches: replies,
             claims,
             generation: query.map(|query| self.query(&mut call, query)),
         };
@@ -159,6 +184,12 @@ impl Ledgers {
     pub(super) fn bring_back(&mut self, key: &str, generation: Generation) {
         self.generations
             .insert(key.to_string(), (generation, u64::MAX));
+    }
+
+    /// Has no memory for a generation.
+    #[cfg(test)]
+    pub(crate) fn forget_generation(&mut self) {
+        self.generations.clear();
     }
 
     /// Loses all data.

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     id::{ReplicaId, Seq, TenantId, weight_of},
+    layout::LOST,
     rate::{Charged, Rate, Tat},
 };
 
@@ -33,6 +34,9 @@ pub(crate) struct Exchange {
     pub(crate) refunds: Vec<Refund>,
     /// Only in an exchange without work.
     pub(crate) generation_query: Option<GenerationQuery>,
+    /// Only in one with work: the key of the generation, and the one that this replica saw less than a lease ago. Newcomers fail in
+    /// a ledger that is empty while the data have another one.
+    pub(crate) expected: Option<(Arc<str>, Generation)>,
 }
 
 /// A question for the [generation](Generation) of the store's data.
@@ -405,6 +409,18 @@ pub(crate) struct Promotion {
 pub(crate) struct LedgerError {
     /// The store's own message, such as `WRONGTYPE Operation against a key ...`.
     pub(crate) message: String,
+}
+
+impl LedgerError {
+    /// The ledger is empty, and the data have another generation than the replica knows: its holders may be lost.
+    pub(crate) fn lost() -> Self {
+        let message = LOST.to_owned();
+        Self { message }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.message == LOST
+    }
 }
 
 /// Published to a replica whose waiters another replica's exchange promoted, or, without permits, to a replica whose

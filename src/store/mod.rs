@@ -263,6 +263,16 @@ impl From<StoreError> for ExchangeError {
     }
 }
 
+impl LedgerError {
+    /// What the error means for requests under the limit of this ledger. A ledger that may be lost is asked again.
+    pub(crate) fn availability(&self) -> Availability {
+        if self.is_lost() {
+            return Availability::Up;
+        }
+        StoreError::from(self).availability()
+    }
+}
+
 impl From<&LedgerError> for StoreError {
     fn from(error: &LedgerError) -> Self {
         Self::of_server(&error.message)

@@ -444,6 +444,12 @@ impl Draft<'_> {
         // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
         let timeout = settings.store_timeout;
         let generation_query = is_empty.then(|| link.query(settings, now));
+        let has_claims = !claims.is_empty();
+        let drafted = self.batches.pending.iter().zip(&self.batches.drafted);
+        let mut newcomers = drafted.filter(|(_, batch)| has_claims || !batch.acquire.is_empty());
+        let is_strict = |queue: QueueId| self.queues[queue].terms().is_strict(self.ctx);
+        let has_strict = newcomers.any(|(pending, _)| is_strict(pending.queue));
+        let expected = has_strict.then(|| link.expected(settings, now)).flatten();
         link.connection.sent();
         let ms = |length: Duration| length.as_millis() as u64;
         let exchange = Arc::new(Exchange {
@@ -456,6 +462,7 @@ impl Draft<'_> {
             claims,
             refunds: self.refunds,
             generation_query,
+            expected,
         });
         // A session connects only for a hello.
         debug_assert!(link.connection.has_clock() || exchange.is_hello());

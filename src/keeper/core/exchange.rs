@@ -99,7 +99,9 @@ impl Core {
             }
             match result {
                 Ok(answer) => queue.on_answer(&mut self.ctx, batch, pending, answer, seen),
-                Err(error) => outage = outage.or(self.batch_unusable(batch, pending, &error)),
+                Err(error) => {
+                    outage = outage.or(self.batch_unusable(id.part, batch, pending, &error))
+                }
             }
         }
         let unusable = self.claims_answered(id, &exchange, (&claims, &pending), reply.claims, seen);

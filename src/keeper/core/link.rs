@@ -25,8 +25,8 @@ const FIRST: usize = 16;
 const PERIOD: Duration = Duration::from_secs(5);
 /// An answer is late beyond twice the shortest round trip plus this slack, for pauses of this process or of the store.
 const SLACK: Duration = Duration::from_millis(5);
-/// Time between two queries for the generation while newcomers arrive under strict limits. A store that was emptied
-/// without closing its connections may grant them too much for this time.
+/// Time between two queries for the generation while newcomers arrive under strict limits. If a store was emptied without closing
+/// its connections, nobody enters an empty ledger, but one whose holders have returned in part may grant too much for this time.
 const QUERY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time between two queries while permits are found missing, since all keys may have lost theirs.
 const SUSPICION_INTERVAL: Duration = Duration::from_millis(10);
@@ -46,7 +46,9 @@ pub(super) struct Link {
     pub refunds: Vec<Refund>,
     pub generation_key: Arc<str>,
     /// The generation by the latest answer, and when its query was sent.
-    generation: Option<(u64, Instant)>,
+    generation: Option<(Generation, Instant)>,
+    /// Whether the latest answer had one.
+    keeps_generation: bool,
     /// When the generation was last asked for.
     queried: Option<Instant>,
     pub breaker: Breaker,
@@ -139,6 +141,7 @@ impl Link {
             refunds: Vec::new(),
             generation_key: generation_key.into(),
             generation: None,
+            keeps_generation: false,
             queried: None,
             breaker: Breaker::new(),
             connection: Connection::default(),
@@ -169,14 +172,23 @@ impl Link {
         let may_connect = !self.connection.has_clock() || !self.is_up();
         GenerationQuery {
             key: self.generation_key.clone(),
-            known: self.generation_at(now, settings),
+            known: self.generation_at(now, settings).map(|known| known.id),
             may_connect,
         }
     }
 
-    fn generation_at(&self, now: Instant, settings: &Settings) -> Option<u64> {
+    /// The generation that an exchange with newcomers under strict limits expects. If the store keeps none, one that is missing
+    /// proves nothing.
+    pub fn expected(&self, settings: &Settings, now: Instant) -> Option<(Arc<str>, Generation)> {
+        let known = self
+            .generation_at(now, settings)
+            .filter(|_| self.keeps_generation);
+        Some((self.generation_key.clone(), known?))
+    }
+
+    fn generation_at(&self, now: Instant, settings: &Settings) -> Option<Generation> {
         let known = self.generation.filter(|(_, at)| now < *at + settings.lease);
-        known.map(|(id, _)| id)
+        known.map(|(known, _)| known)
     }
 
     /// Whether the generation should be asked for. `has_newcomers`: under strict limits. `suspected`: when permits of a key
@@ -200,6 +212,12 @@ impl Link {
         self.queried = None;
     }
 
+    /// Asks for it even if there is nothing to send.
+    pub fn ask_generation(&mut self) {
+        self.forget_query();
+        self.connection.want();
+    }
+
     /// The store has answered a query on this connection; with `None` it cannot keep a generation now, which proves
     /// nothing. Returns whether it has lost the data that this process knew.
     pub fn compare_generation(
@@ -213,11 +231,12 @@ impl Link {
             return false;
         }
         let before = self.generation_at(at.sent, settings);
-        let Some(Generation { id, .. }) = answer else {
+        let Some(answer) = answer else {
+            self.keeps_generation = false;
             return false;
         };
-        self.generation = Some((id, at.sent));
-        before.is_some_and(|before| before != id)
+        (self.generation, self.keeps_generation) = (Some((answer, at.sent)), true);
+        before.is_some_and(|before| before.id != answer.id)
     }
 
     /// Removes an exchange from the list of exchanges in flight, if it is still listed.

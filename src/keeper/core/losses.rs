@@ -2,7 +2,7 @@
 //!
 //! | | all data of a part | one key |
 //! | --- | --- | --- |
-//! | found | a query shows another generation: `link.rs` (`compare_generation`), here (`on_generation`) | an answer lacks permits: `queue/exchange.rs` (`on_answer`); the suspicion makes `draft.rs` (`asks_generation`) ask whether all are lost |
+//! | found | a query shows another generation: `link.rs` (`compare_generation`), here (`on_generation`); a newcomer under a strict limit finds an empty ledger and another generation: `store.rs` (`batch_unusable`), which makes it ask | an answer lacks permits: `queue/exchange.rs` (`on_answer`); the suspicion makes `draft.rs` (`asks_generation`) ask whether all are lost |
 //! | told to others | by the store, when it answers the first such query: `hello.lua` | with the next adoption: `queue/outbox.rs` (`tell_loss`) |
 //! | heard | here (`on_lost`): newcomers wait at once, and the generation is asked for | here (`on_lost`) |
 //! | then | every queue introduces its holders: `queue/outage.rs` (`introduce`) | its queue does |
@@ -40,8 +40,7 @@ impl Core {
         let link = &mut self.links[part];
         if key == &*link.generation_key {
             // Perhaps this process has found that loss itself. If not, the generation shows it, and holders are introduced then.
-            link.forget_query();
-            link.connection.want();
+            link.ask_generation();
             self.begin_return(part, false, self.ctx.now + self.ctx.returns.length);
         } else if let Some(queue) = self.queues.of_ledger(key) {
             self.change(queue, |queue, ctx| queue.introduce(ctx, Doubt::Told));
@@ -86,9 +85,7 @@ impl Core {
     pub(super) fn check_returns(&mut self) {
         for part in self.ctx.settings.parts.all() {
             if self.ctx.returns.becomes_over(part, self.ctx.now) {
-                let link = &mut self.links[part];
-                link.forget_query();
-                link.connection.want();
+                self.links[part].ask_generation();
             }
             if self.ctx.returns.end_after_outage(part, self.ctx.now) {
                 self.each_queue(Some(part), |queue, _| queue.ask_again());

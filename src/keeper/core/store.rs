@@ -361,15 +361,20 @@ impl Core {
     /// The ledger of a batch cannot be used. Returns an error that means that the store is down.
     pub(super) fn batch_unusable(
         &mut self,
+        part: Part,
         batch: &Batch,
         pending: &mut PendingBatch,
         error: &LedgerError,
     ) -> Option<StoreError> {
-        let error = StoreError::from(error);
         let queue = self.queues.without_listing(pending.queue);
         let limit = queue.terms().limit().clone();
         pending.failed = true;
         queue.unanswered(&mut self.ctx, batch, pending, 0, error.availability());
+        if error.is_lost() {
+            self.links[part].ask_generation();
+            return None;
+        }
+        let error = StoreError::from(error);
         (self.complaints).report(&limit, &batch.key, &error, &mut self.ctx);
         error.is_outage().then_some(error)
     }
@@ -440,13 +445,14 @@ impl Core {
 
     /// A ledger or a rate of the claim cannot be used. Returns an error that means that the store is down.
     fn claim_unusable(&mut self, sent: &SentClaim<'_>, error: &LedgerError) -> Option<StoreError> {
+        let (availability, mut is_rate) = (error.availability(), true);
+        let is_lost = error.is_lost();
         let error = StoreError::from(error);
-        if let Some(limit) = self.limit_of(sent) {
+        if let Some(limit) = self.limit_of(sent).filter(|_| !is_lost) {
             let charge = sent.claim.charges.first();
             let key = charge.map_or_else(Default::default, |charge| charge.key.clone());
             (self.complaints).report(&limit, &key, &error, &mut self.ctx);
         }
-        let (availability, mut is_rate) = (error.availability(), true);
         for ask in &sent.claim.asks {
             let pending = &sent.pending[ask.batch];
             let failed = pending.failed;
@@ -472,7 +478,7 @@ impl Core {
             }
             _ => {}
         }
-        error.is_outage().then_some(error)
+        (error.is_outage() && !is_lost).then_some(error)
     }
 
     /// The first limit of the claim.

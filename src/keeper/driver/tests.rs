@@ -94,6 +94,7 @@ fn outgoing_of(number: u64, ledgers: usize) -> Outgoing {
         claims: Vec::new(),
         refunds: Vec::new(),
         generation_query: None,
+        expected: None,
     };
     Outgoing {
         id: id(number),

@@ -139,6 +139,10 @@ impl KeyTerms {
         ctx.fallback(self.limit_id, self.part, self.value())
     }
 
+    pub fn is_strict(&self, ctx: &Context) -> bool {
+        ctx.strict(self.limit_id, self.part, self.value()).is_some()
+    }
+
     /// How long newcomers wait because permits return to a store that has lost its data, or was down.
     pub fn return_left(&self, ctx: &Context) -> Option<Duration> {
         if !ctx.returns.is_any() || !ctx.asks_store(self.part) {

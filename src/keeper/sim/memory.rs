@@ -27,6 +27,7 @@ impl World {
             claims: Vec::new(),
             refunds: Vec::new(),
             generation_query: None,
+            expected: None,
         };
         let mut picture = mem::take(&mut self.picture);
         for (here, after) in now {

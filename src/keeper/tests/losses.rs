@@ -196,6 +196,35 @@ fn newcomers_under_a_strict_limit_wait_for_the_holders() {
     assert!(world.collect(0, &second).is_none(), "above the limit");
 }
 
+/// G1: the generation was asked for just before, so newcomers go to the store first, and find its ledger empty.
+#[test]
+fn nobody_enters_an_empty_ledger_of_other_data() {
+    let mut world = World::new(2, &TWO);
+    let earlier = world.stream(0);
+    world.release(0, &earlier);
+    world.settle();
+    let _streams = [(); 2].map(|()| world.stream(1));
+    world.ledgers.clear();
+    let patient = world.ask(0, PATIENT);
+    let impatient = world.ask(0, Duration::ZERO);
+    let asked = world.send(0);
+    assert!(
+        asked.exchange.generation_query.is_none(),
+        "it was asked for just before"
+    );
+    world.complete(0, &asked);
+    assert_eq!(world.ledger(), (0, 0), "nobody got in");
+    world.settle();
+    assert_eq!(
+        world.refusal(0, &impatient),
+        Some(AcquireErrorKind::Unavailable)
+    );
+    assert_eq!(world.tell(), 0, "all data are lost");
+    world.settle();
+    assert_eq!(world.ledger(), (2, 1), "the streams are back");
+    assert!(world.collect(0, &patient).is_none());
+}
+
 /// At the end of the return all waiters would go on to a ledger that is empty again.
 #[test]
 fn a_second_loss_at_the_end_of_the_return_is_found() {
@@ -357,28 +386,32 @@ fn an_answer_without_a_generation_proves_nothing() {
     }
 }
 
-/// A store without memory cannot keep a generation: nothing is found, and nobody waits.
+/// A store without memory cannot keep a generation: nothing is found, and nobody waits, whether or not one is remembered.
 #[test]
 fn a_store_that_keeps_no_generation_loses_nothing() {
-    let mut world = World::new(1, &TWO);
-    world.pass(LEASE);
-    for _ in 0..2 {
-        world.pass(Duration::from_millis(100));
-        let asked = world.ask(0, Duration::ZERO);
-        let now = world.local();
-        let query = world.keepers[0]
-            .begin_step(now)
-            .next_exchange()
-            .expect("a query");
-        let mut reply = world.run(&query);
-        reply.generation = None;
-        world.answer(0, &query, reply);
-        world.settle();
-        assert!(held(world.collect(0, &asked)));
-        world.release(0, &asked);
-        world.ledgers.clear();
+    for age in [LEASE, Duration::ZERO] {
+        let mut world = World::new(1, &TWO);
+        world.pass(age);
+        for _ in 0..2 {
+            world.pass(Duration::from_millis(100));
+            let asked = world.ask(0, Duration::ZERO);
+            let now = world.local();
+            let query = world.keepers[0]
+                .begin_step(now)
+                .next_exchange()
+                .expect("a query");
+            let mut reply = world.run(&query);
+            reply.generation = None;
+            world.lost.clear();
+            world.ledgers.forget_generation();
+            world.answer(0, &query, reply);
+            world.settle();
+            assert!(held(world.collect(0, &asked)));
+            world.release(0, &asked);
+            world.ledgers.clear();
+        }
+        assert!(world.lost.is_empty());
     }
-    assert!(world.lost.is_empty());
 }
 
 /// G1: a single ledger is evicted. The next answer about it shows the loss, and newcomers of this key wait for the holders

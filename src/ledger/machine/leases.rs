@@ -7,7 +7,7 @@ use crate::ledger::{Batch, MemberId, Seq, Standing};
 
 impl Ledger {
     /// Returns the number of members removed.
-    pub(super) fn release(&mut self, call: &Call, batch: &Batch) -> u32 {
+    pub(in crate::ledger) fn release(&mut self, call: &Call, batch: &Batch) -> u32 {
         let released = batch.release.iter();
         released.map(|&seq| self.remove(call.own(seq))).sum()
     }

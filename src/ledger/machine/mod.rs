@@ -108,7 +108,8 @@ pub(crate) enum Operation {
 impl Ledger {
     /// Runs one batch. No list of it names a permit twice.
     pub(crate) fn run(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
-        let mut reply = self.begin(call, batch, batch.weighs());
+        let released = self.release(call, batch);
+        let mut reply = self.begin(call, batch, batch.weighs(), released);
         self.close(call, batch, &mut reply);
         reply
     }
@@ -134,10 +135,15 @@ impl Ledger {
         (promoted, standing)
     }
 
-    /// The steps before the claims. `weighs`: see [`Exchange::weighs`](super::Exchange::weighs).
-    pub(super) fn begin(&mut self, call: &mut Call, batch: &Batch, weighs: bool) -> BatchReply {
+    /// The steps before the claims, after [`release`](Self::release). `weighs`: see [`Exchange::weighs`](super::Exchange::weighs).
+    pub(super) fn begin(
+        &mut self,
+        call: &mut Call,
+        batch: &Batch,
+        weighs: bool,
+        released: u32,
+    ) -> BatchReply {
         self.forget_shares(call.now_ms);
-        let released = self.release(call, batch);
         self.pace(call, batch, released);
         self.pause(call, batch);
         let renewed = self.renew(call, batch);
@@ -212,6 +218,12 @@ impl Ledger {
     /// Whether the ledger has neither holders nor waiters nor a pause.
     pub(crate) fn is_empty(&self) -> bool {
         self.places.is_empty() && self.pause.is_none()
+    }
+
+    /// Whether nothing is known of it: neither permits nor a pause, nor replicas.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_empty() && self.heartbeats.is_empty() && self.rights.is_empty()
     }
 
     /// Whether it is empty, and no tenant owes anything.
@@ -305,6 +317,7 @@ mod tests {
             claims: Vec::new(),
             refunds: Vec::new(),
             generation_query: None,
+            expected: None,
         };
         let mut ledger = Ledger::default();
         let mut run = |release: &[Seq], acquire: &[Seq]| {

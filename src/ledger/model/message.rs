@@ -111,6 +111,7 @@ impl Message {
             claims: Vec::new(),
             refunds: Vec::new(),
             generation_query: None,
+            expected: None,
         }
     }
 }

@@ -47,15 +47,18 @@
 --
 -- KEYS
 -- ====
--- The ledgers, each once, and then the states of rates, each once. A hello has neither, but the generation.
+-- The ledgers, each once, and then the states of rates, each once. A hello has neither, but the generation, which also comes last in
+-- an exchange that expects one.
 --
 -- ARGV
 -- ====
--- A RECORD is seven packed numbers. Names in capitals are constants of layout.rs, whose values script/mod.rs puts in: the number of
+-- EXCHANGE and RECORD are packed numbers. Names in capitals are constants of layout.rs, whose values script/mod.rs puts in: the number of
 -- arguments for each element.
 --
---   ARGV[1]  of the exchange      RECORD: lease_ms; respond_ms, within which this replica calls again while it has
---                                         waiters; waiter_ttl_ms; not_after_us; numbers of ledgers, refunds and claims
+--   ARGV[1]  of the exchange      EXCHANGE: lease_ms; respond_ms, within which this replica calls again while it has
+--                                         waiters; waiter_ttl_ms; not_after_us; numbers of ledgers, refunds and claims; 1 if the
+--                                         replica expects a generation, else 0: newcomers fail in a ledger that is empty
+--                                         while the data have another one
 --            for each ledger      RECORD: limit, max_waiters, options,
 --                                         numbers of permits to release, renew, adopt and acquire
 --                                 for each permit to acquire '1' if it waits for a slot, else '0'
@@ -79,6 +82,7 @@
 --                                         1 if its limit is not enforced, else 0
 --              for each ask       ASK_ARGS: index of its ledger in KEYS, what to do without a free slot, permit:
 --                                         refuse the claim (0), WAIT, or proceed without the slot (IF_FREE)
+--   then     if it expects one    the generation that the replica has seen less than a lease ago
 --   of a hello                    the id of the generation that the replica has known for less than a lease (0: none), or
 --                                         '' if it does not ask
 --
@@ -143,8 +147,8 @@
 local call = redis.call
 
 local packed = ARGV[1]
-local lease_ms, respond_ms, waiter_ttl_ms, not_after_us, ledger_count, refund_count, claim_count, first_record =
-  struct.unpack(RECORD, packed)
+local lease_ms, respond_ms, waiter_ttl_ms, not_after_us, ledger_count, refund_count, claim_count, expects, first_record =
+  struct.unpack(EXCHANGE, packed)
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]

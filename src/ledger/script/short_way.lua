@@ -10,7 +10,7 @@ local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room fo
 -- For claims and for the long way, four numbers for each ledger: holders whose lease lasts beyond this second; all other
 -- holders, and waiters; all members; and members removed.
 local counts, is_long = claim_count > 0 and {}, false
-local dues_count, has_fair, has_paced = 0, false, false
+local dues_count, has_fair, has_paced, generation = 0, false, false, nil
 for i = 1, ledger_count do
   local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
   local key, first, lasting, early, size, removed, is_short, failure = KEYS[i], arg + releases, 0, 0, 0, 0, false, nil
@@ -26,8 +26,11 @@ for i = 1, ledger_count do
   else
     if size > 0 then
       lasting = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE)
+    elseif expects == 1 and acquires + claim_count > 0 then -- holders may be lost with all other data
+      generation = generation or redis.pcall('GET', KEYS[#KEYS]) -- by pcall: an ACL may forbid it
+      failure = type(generation) ~= 'table' and generation ~= ARGV[#ARGV] and LOST or nil
     end
-    is_short = adopts == 0 and (options < 8 or options >= 64 and options < 72)
+    is_short = not failure and adopts == 0 and (options < 8 or options >= 64 and options < 72)
       and (acquires == 0 or lasting + acquires <= limit)
       and (claim_count == 0 or renews + acquires == 0) -- see claims.lua
     if lasting < size then

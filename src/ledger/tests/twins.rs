@@ -167,6 +167,7 @@ impl Twins {
             claims: Vec::new(),
             refunds: Vec::new(),
             generation_query: None,
+            expected: None,
         }
     }
 
@@ -380,6 +381,8 @@ struct Step {
     polls: BTreeSet<u128>,
     lease_ms: u64,
     late: bool,
+    /// The replica knows other data.
+    knows_others: bool,
     batches: Vec<Batch>,
     claims: Vec<Claim>,
     /// Charges to refund, counted from the latest, and how much of each.
@@ -422,13 +425,30 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         0..3,
     );
     let late = prop::bool::weighted(0.1);
+    let knows_others = prop::bool::weighted(0.1);
     let some = || subsequence(vec![A, B, C], 0..=3);
     let absent = prop_oneof![2 => Just(Vec::new()), 1 => some()];
     let polls = prop_oneof![4 => Just(Vec::new()), 1 => some()];
     let who = (A..=C, absent, polls);
-    let step = (pass_us, who, lease_ms, late, batches, claims, refunds);
+    let step = (
+        pass_us,
+        who,
+        lease_ms,
+        (late, knows_others),
+        batches,
+        claims,
+        refunds,
+    );
     let step = step.prop_map(
-        |(pass_us, (replica, absent, polls), lease_ms, late, batches, claims, refunds)| {
+        |(
+            pass_us,
+            (replica, absent, polls),
+            lease_ms,
+            (late, knows_others),
+            batches,
+            claims,
+            refunds,
+        )| {
             let there = |ask: &ClaimAsk| ask.batch < batches.len();
             let claims = claims.into_iter().map(|claim: Claim| Claim {
                 asks: claim.asks.into_iter().filter(there).collect(),
@@ -441,6 +461,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
                 polls: polls.into_iter().collect(),
                 lease_ms,
                 late,
+                knows_others,
                 claims: claims.collect(),
                 batches,
                 refunds,
@@ -717,13 +738,17 @@ fn random_runs(twins: Twins) {
             let mut exchange = Exchange {
                 claims: claims.collect(),
                 refunds: step.refunds.iter().filter_map(nth_latest).collect(),
+                expected: step.knows_others.then(|| {
+                    let other = Generation { id: 1, found_ms: 0 };
+                    (GENERATION.into(), other)
+                }),
                 ..twins.exchange_of(step.replica, step.batches)
             };
             add_payers(&mut exchange, step.replica, &twins.machine);
             add_generations(&mut exchange, &twins.machine);
             let reply = twins.exchange(&exchange);
             for (claim, reply) in exchange.claims.iter().zip(reply.claims) {
-                charged.extend(refunds_of(claim, &reply.unwrap()));
+                charged.extend(reply.iter().flat_map(|reply| refunds_of(claim, reply)));
             }
         }
         Ok(())

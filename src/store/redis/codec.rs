@@ -16,7 +16,8 @@ use crate::{
         Reply, Results, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want,
         layout::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, DUES_NUMBERS, FULL, IF_FREE,
-            LATE, LEDGER_REPLY, NOW, PACE_REPORT, QUEUE_FULL, RECORD_NUMBERS, REFUND_ARGS, WAIT,
+            LATE, LEDGER_REPLY, LOST, NOW, PACE_REPORT, QUEUE_FULL, RECORD_NUMBERS, REFUND_ARGS,
+            WAIT,
         },
         more_members, parse_seq, seq_text, weight_of,
     },
@@ -70,7 +71,7 @@ pub(crate) fn encode(
     let dues = dues.sum::<usize>();
     let more = rates.keys.len() + REFUND_ARGS * exchange.refunds.len() + claims + dues;
     let mut cmd = Cmd::with_capacity(
-        5 + ledgers + permits + more,
+        7 + ledgers + permits + more,
         CALL_BYTES
             + script.len()
             + KEY_BYTES * (ledgers + rates.keys.len())
@@ -80,12 +81,14 @@ pub(crate) fn encode(
     let query = exchange.generation_query.as_ref();
     let idle_key = query.map(|query| &*query.key).or(idle_key);
     let idle_key = idle_key.filter(|_| keys == 0);
-    let keys = keys + usize::from(idle_key.is_some());
+    let expected = exchange.expected.as_ref();
+    let last_key = expected.map(|(key, _)| &**key);
+    let keys = keys + usize::from(idle_key.is_some()) + usize::from(last_key.is_some());
     cmd.arg(command).arg(script).arg(keys).arg(idle_key);
     for batch in &exchange.batches {
         cmd.arg(&*batch.key);
     }
-    cmd.arg(&rates.keys);
+    cmd.arg(&rates.keys).arg(last_key);
     let replica = exchange.replica.text();
     cmd.arg(packed(&replica, wake_prefix, listens, exchange));
     if exchange.is_empty() {
@@ -115,13 +118,16 @@ pub(crate) fn encode(
     for claim in &exchange.claims {
         rates.encode_claim(&mut cmd, &replica, claim);
     }
+    if let Some((_, Generation { id, found_ms })) = expected {
+        cmd.arg(format!("{id} {found_ms}"));
+    }
     cmd
 }
 
 /// Packs the first argument: a record of the exchange, a record of each batch, and all strings.
 fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) -> Vec<u8> {
     let acquires = exchange.batches.iter().map(|batch| batch.acquire.len());
-    let records = size_of::<[f64; RECORD_NUMBERS]>() * (1 + exchange.batches.len());
+    let records = size_of::<[f64; RECORD_NUMBERS]>() * (2 + exchange.batches.len());
     let size = records + acquires.sum::<usize>() + wake_prefix.len() + replica.len();
     let mut packed = Vec::with_capacity(size);
     pack(
@@ -134,6 +140,7 @@ fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) 
             exchange.batches.len() as u64,
             exchange.refunds.len() as u64,
             exchange.claims.len() as u64,
+            exchange.expected.is_some().into(),
         ],
     );
     let batches = exchange.batches.iter().zip(exchange.weighs());
@@ -157,7 +164,7 @@ fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) 
     packed
 }
 
-fn pack(packed: &mut Vec<u8>, record: [u64; RECORD_NUMBERS]) {
+fn pack<const COUNT: usize>(packed: &mut Vec<u8>, record: [u64; COUNT]) {
     for number in record {
         packed.extend((number as f64).to_le_bytes());
     }
@@ -554,8 +561,11 @@ pub(crate) fn decode_lost(payload: &[u8]) -> Option<&str> {
 
 // Elements of a reply.
 
-/// Classifies a ledger's error: only a wrong type or a lack of memory can concern one ledger alone.
+/// Classifies a ledger's error: only the script's own, a wrong type or a lack of memory can concern one ledger alone.
 fn ledger_error(message: &[u8]) -> Result<LedgerError, StoreError> {
+    if message == LOST.as_bytes() {
+        return Ok(LedgerError::lost());
+    }
     let error = StoreError::of_server(&String::from_utf8_lossy(message));
     let own = ["WRONGTYPE", "OOM"];
     if own.iter().any(|code| error.message.starts_with(code)) {
@@ -609,6 +619,7 @@ mod tests {
             claims: Vec::new(),
             refunds: Vec::new(),
             generation_query: None,
+            expected: None,
         };
         let reply = |now_us| Value::Array(vec![Value::Int(now_us), Value::Int(0)]);
         assert!(decode(&exchange, reply(1)).is_ok());

@@ -476,6 +476,7 @@ mod tests {
             claims: Vec::new(),
             refunds: Vec::new(),
             generation_query: None,
+            expected: None,
         })
     }
 

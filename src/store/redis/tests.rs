@@ -89,6 +89,7 @@ impl Replica {
             claims,
             refunds: Vec::new(),
             generation_query: None,
+            expected: None,
         };
         self.session.lock().unwrap().exchange(Arc::new(exchange))
     }

@@ -2,8 +2,9 @@
 //! announced to all replicas once.
 
 use crate::ledger::{
-    Generation, GenerationQuery,
-    tests::twins::{A, GENERATION, LEASE_MS, Twins},
+    Ask, Batch, Claim, ClaimAsk, Exchange, Generation, GenerationQuery, LedgerError, Standing,
+    Want,
+    tests::twins::{A, B, GENERATION, LEASE_MS, Twins},
 };
 
 impl Twins {
@@ -137,4 +138,102 @@ fn a_server_that_cannot_keep_one_says_so() {
         assert!(twins.script.take_lost().is_empty());
         twins.script.server.cli(&["DEL", GENERATION]);
     }
+}
+
+/// An exchange of A about one ledger with a limit of two, which expects this generation.
+fn expecting(twins: &Twins, generation: Generation, batch: Batch) -> Exchange {
+    let batch = Batch {
+        key: "t:{one}".into(),
+        limit: 2,
+        ..batch
+    };
+    let mut exchange = twins.exchange_of(A, vec![batch]);
+    exchange.expected = Some((GENERATION.into(), generation));
+    exchange
+}
+
+/// A newcomer, or one by a claim.
+fn newcomers(twins: &Twins, generation: Generation, seq: u64) -> [Exchange; 2] {
+    let ask = Ask {
+        seq,
+        wait: false,
+        payer: None,
+    };
+    let acquire = Batch {
+        acquire: vec![ask],
+        ..Batch::default()
+    };
+    let mut claiming = expecting(twins, generation, Batch::default());
+    claiming.claims.push(Claim {
+        asks: vec![ClaimAsk {
+            batch: 0,
+            seq: seq + 1,
+            want: Want::Now,
+            payer: None,
+        }],
+        ..Claim::default()
+    });
+    [expecting(twins, generation, acquire), claiming]
+}
+
+/// G1: nobody is granted a slot of an empty ledger whose holders may be lost.
+#[test]
+fn an_empty_ledger_of_other_data_admits_nobody() {
+    let mut twins = Twins::start();
+    let (first, _) = twins.ask_generation(None);
+    twins.lose_data();
+    let [one, claiming] = newcomers(&twins, first, 1);
+    let lost = LedgerError::lost();
+    assert_eq!(twins.exchange(&one).batches, [Err(lost.clone())]);
+    let reply = twins.exchange(&claiming);
+    assert_eq!(
+        (reply.batches, reply.claims),
+        (vec![Err(lost.clone())], vec![Err(lost.clone())])
+    );
+    // Others have found that loss, and a generation has begun.
+    twins.pass_ms(10);
+    let (second, _) = twins.ask_generation(Some(first.id));
+    assert_eq!(twins.exchange(&one).batches, [Err(lost)]);
+    // Nobody asks for a slot.
+    let release = Batch {
+        release: vec![9],
+        ..Batch::default()
+    };
+    let released = expecting(&twins, first, release);
+    assert!(twins.exchange(&released).batches[0].is_ok());
+    // A holder has returned: the limit counts it.
+    let holder = Batch {
+        adopt: vec![1],
+        ..expecting(&twins, first, Batch::default()).batches.remove(0)
+    };
+    twins.run(B, holder);
+    let reply = twins.exchange(&claiming);
+    let granted = reply.claims[0].as_ref().map(|claim| claim.standings[0]);
+    assert!(matches!(granted, Ok(Standing::Held { .. })), "{granted:?}");
+    let [three, _] = newcomers(&twins, second, 3);
+    let refused = twins
+        .exchange(&three)
+        .batches
+        .remove(0)
+        .map(|reply| reply.acquired);
+    assert_eq!(refused, Ok(vec![Standing::Full]));
+}
+
+#[test]
+fn an_empty_ledger_of_known_data_admits_newcomers() {
+    let mut twins = Twins::start();
+    let (first, _) = twins.ask_generation(None);
+    let [one, claiming] = newcomers(&twins, first, 1);
+    let held = |standing: &Standing| matches!(standing, Standing::Held { .. });
+    let reply = twins.exchange(&one).batches.remove(0);
+    assert!(held(&reply.expect("it admits").acquired[0]));
+    twins.lose_data();
+    twins.bring_back(first);
+    let reply = twins.exchange(&claiming).claims.remove(0);
+    assert!(held(&reply.expect("it admits").standings[0]));
+    // Something else is under the name of the generation: that proves nothing.
+    twins.lose_data();
+    twins.bring_back(first);
+    let [three, _] = newcomers(&twins, first, 3);
+    assert!(twins.exchange(&three).batches[0].is_ok());
 }
