@@ -121,6 +121,7 @@ const FIRST_REQUEST: Duration = Duration::from_secs(30);
 
 /// A reverse proxy whose streams are limited across all replicas that share a store.
 #[derive(Parser)]
+#[command(version)]
 struct Options {
     /// Address to listen on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:3000")]
@@ -196,6 +197,8 @@ async fn main() -> ExitCode {
 /// Serves until a signal comes. An error names the option to mend.
 async fn run(options: Options) -> Result<(), String> {
     log_to_stderr();
+    // For upstreams and the store.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let recorder = options.monitor.map(|_| monitor::recorder()).transpose()?;
     let callers = callers(&options)?;
     let log = options.access_log.as_deref().map(AccessLog::open);

@@ -112,13 +112,10 @@ where
     http.set_connect_timeout(Some(CONNECT_TIMEOUT));
     let tls = if with_tls {
         HttpsConnectorBuilder::new()
-            .with_provider_and_native_roots(rustls::crypto::ring::default_provider())
+            .with_native_roots()
             .map_err(|error| format!("the system's roots: {error}"))?
     } else {
-        let provider = rustls::crypto::ring::default_provider().into();
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
+        let config = ClientConfig::builder()
             .with_root_certificates(RootCertStore::empty())
             .with_no_client_auth();
         HttpsConnectorBuilder::new().with_tls_config(config)

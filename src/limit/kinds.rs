@@ -89,9 +89,9 @@ pub enum Fallback {
     /// an outage admits no request in it, since the others may not have counted it. The same applies if the store does
     /// not permit `PUBSUB NUMSUB`. If only one replica is cut off from the store, it admits its share on top of what
     /// the store grants to the others; see
-    /// [`Limit::fallback_for`](crate::Limit::fallback_for). After an outage newcomers wait for two timeouts of the
-    /// store, until all replicas have recorded there what they have admitted. In a cluster each of its parts counts the
-    /// replicas.
+    /// [`Limit::fallback_for`](crate::Limit::fallback_for). After an outage newcomers wait until all replicas have recorded
+    /// in the store what they have admitted: for two [`store_timeout`](crate::LimiterBuilder::store_timeout)s, or one and
+    /// 500 ms if that is longer. In a cluster each of its parts counts the replicas.
     Share,
     /// Every request is admitted.
     Allow,

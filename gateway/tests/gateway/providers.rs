@@ -20,7 +20,12 @@ use tokio::time::{sleep, timeout};
 use crate::{
     proxy::send,
     stage::Stage,
-    support::{alone, redis_server::free_port, replica::Replica, soon},
+    support::{
+        alone,
+        redis_server::free_port,
+        replica::{Replica, run_to_end},
+        soon,
+    },
     tokens::{body, request},
     upstream::Upstream,
 };
@@ -232,6 +237,23 @@ fn an_upstream_over_tls_has_to_be_trusted() {
         );
         assert!(told.try_recv().is_err(), "and no other");
     });
+}
+
+#[test]
+fn a_store_over_tls_has_to_be_trusted() {
+    let key = KeyPair::generate().expect("a key");
+    let params = CertificateParams::new(["localhost".to_owned()]).expect("a name");
+    let (address, _) = tls_server(&key, &params.self_signed(&key).expect("a certificate"));
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("gateway.toml");
+    let store = format!("store.url = 'rediss://localhost:{}'", address.port());
+    let tokens = "limits.tokens = { rate = 9, per = '1s', unrouted = true }";
+    fs::write(&file, format!("unlimited = true\n{store}\n{tokens}")).expect("a file");
+    let file = file.to_str().expect("text");
+    let options = ["--config", file, "--upstream", "http://127.0.0.1:9"];
+    let (code, errors) = run_to_end("turnstile-gateway", &options);
+    assert_eq!(code, Some(2), "{errors}");
+    assert!(errors.contains("invalid peer certificate"), "{errors}");
 }
 
 #[test]
