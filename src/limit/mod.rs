@@ -1,5 +1,6 @@
 //! Limits: the value, the wait, and the fallback without a store.
 
+mod adapt;
 mod check;
 mod errors;
 mod fair;
@@ -9,7 +10,10 @@ mod limit;
 mod limits;
 mod value;
 
-pub(crate) use self::check::check_together;
+pub(crate) use self::{
+    adapt::{Adapt, Verdict},
+    check::check_together,
+};
 pub use self::{
     kinds::{Class, Fallback, Mode},
     limit::Limit,
