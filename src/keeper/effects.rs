@@ -75,6 +75,12 @@ pub(super) enum LogEvent {
         error: String,
     },
     /// Something happened to permits, perhaps of many keys.
+    /// A limit that finds its own value met an upstream that refuses.
+    LimitCut {
+        limit: Arc<Limit>,
+        from: u32,
+        to: u32,
+    },
     Permits {
         limit: Arc<Limit>,
         report: PermitReport,
@@ -198,6 +204,9 @@ impl LogEvent {
                 error,
                 "a key of the limit cannot be used: its requests are refused"
             ),
+            Self::LimitCut { limit, from, to } => {
+                tracing::info!(namespace, limit = limit.name(), from, to, "limit was cut")
+            }
             Self::Permits { limit, report } => report.write(namespace, &limit),
             Self::OverrideMisfit { error } => {
                 tracing::warn!(namespace, error, "an override does not apply");

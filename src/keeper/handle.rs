@@ -131,8 +131,7 @@ impl KeeperHandle {
 
     /// Counts the verdict on a request that holds these leases, for its limit of this name. Returns whether it has one.
     pub fn report(&self, leases: &Leases, limit_name: &str, verdict: Verdict) -> bool {
-        let _ = (leases, limit_name, verdict);
-        false
+        self.act(|core| core.report(leases, limit_name, verdict))
     }
 
     /// Pauses a key in all replicas.

@@ -38,6 +38,8 @@ pub const PAUSE: &str = "!";
 /// What follows a fair ledger's name in the names of its two sets: payments of tenants, and lines of waiters.
 pub const SHARES: &str = ":shares";
 pub(crate) const LINES: &str = ":lines";
+/// What follows a ledger's name in the name of the state of a limit that finds its own value.
+pub const PACE: &str = ":pace";
 /// Indexes in a text of the lines, from 1.
 pub(crate) const PERMIT_AT: usize = TENANT_CHARS + NUMBER_CHARS + 1;
 pub(crate) const COST_AT: usize = PERMIT_AT + ID_CHARS;
@@ -132,6 +134,20 @@ pub(crate) const MAX_CREDIT_US: u64 = 60_000_000;
 pub(crate) const LAST_US: u64 = 1 << 50;
 /// A newcomer is refused if its tenant has this many times as many waiters as the queue has free places.
 pub(crate) const CROWD: usize = 4;
+
+// Limits that find their own value.
+
+/// What an overloaded result adds to the score, from which an accepted one takes 1.
+pub(crate) const OVERLOAD: u32 = 8;
+/// The score at which the limit is cut.
+pub(crate) const TRIP: u32 = 24;
+/// How long a wall stands at first, and at most.
+pub(crate) const WALL_MS: u64 = 5_000;
+pub(crate) const MAX_WALL_MS: u64 = 120_000;
+/// How long the store keeps the state after the last result.
+pub(crate) const PACE_TTL_MS: u64 = 3_600_000;
+/// The numbers of a report.
+pub(crate) const PACE_REPORT: &str = "<ddddd";
 
 // Bounds of the work of one exchange.
 

@@ -113,6 +113,8 @@ pub(crate) struct Batch {
     pub(crate) asks_holders: bool,
     /// Only for a fair ledger.
     pub(crate) dues: Option<Box<Dues>>,
+    /// Only for a limit that finds its own value, which begins at `limit`.
+    pub(crate) results: Option<Results>,
     // No permit is named twice in one list.
     pub(crate) release: Vec<Seq>,
     pub(crate) renew: Vec<Seq>,
@@ -127,6 +129,25 @@ impl Batch {
         let mut all = self.renew.iter().chain(&self.adopt).chain(asked);
         all.any(|&seq| weight_of(seq) > 1)
     }
+}
+
+/// The bounds of a limit that finds its own value, and what its replica reports of the upstream. Each result is sent once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Results {
+    /// At most the ceiling; from 1 on.
+    pub(crate) floor: u32,
+    pub(crate) ceiling: u32,
+    /// The generation of these results; others count for nothing.
+    pub(crate) generation: u64,
+    pub(crate) accepted: u32,
+    pub(crate) overloaded: u32,
+}
+
+/// What a limit has found: its value, and the generation of results that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pacing {
+    pub(crate) limit: u32,
+    pub(crate) generation: u64,
 }
 
 /// Whether replicas may keep freed slots for a while and reuse them without the store.
@@ -331,6 +352,8 @@ pub(crate) struct BatchReply {
     pub(crate) listed: Option<Vec<Seq>>,
     /// Promoted waiters of the calling replica, in the order of the queue.
     pub(crate) promoted: Vec<Promotion>,
+    /// Present if the limit finds its own value.
+    pub(crate) pacing: Option<Pacing>,
 }
 
 impl BatchReply {

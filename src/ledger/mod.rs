@@ -8,6 +8,7 @@
 //! | step | effect | machine | script |
 //! | --- | --- | --- | --- |
 //! | `release` | removes released permits, both holders and waiters | `leases.rs` | `short_way.lua` |
+//! | `pace` | counts what replicas report of the upstream, for a limit that finds its own value | `pace.rs` | `pace.lua` |
 //! | `pause` | starts or ends a pause: until its end nobody gets a slot, then the limit rises from 0 | `pause.rs` | `steps.lua` |
 //! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `steps.lua` |
 //! | `adopt` | restores holders that the store has lost | `leases.rs` | `steps.lua` |
@@ -52,6 +53,7 @@ mod machine;
 mod message;
 #[cfg(test)]
 mod model;
+mod pace;
 mod ramp;
 mod rate;
 #[cfg(feature = "redis")]
@@ -77,9 +79,10 @@ pub(crate) use machine::{
 };
 pub(crate) use message::{
     Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Dues, Exchange, Generation,
-    GenerationQuery, LedgerError, Left, MAX_PERMITS, Payer, Promotion, Published, Refund, Reply,
-    Report, Reuse, Standing, Wake, Want,
+    GenerationQuery, LedgerError, Left, MAX_PERMITS, Pacing, Payer, Promotion, Published, Refund,
+    Reply, Report, Results, Reuse, Standing, Wake, Want,
 };
+pub(crate) use pace::PaceState;
 pub(crate) use ramp::next_rise_ms;
 pub(crate) use rate::{Charged, Rate, RateState, Tat};
 #[cfg(feature = "redis")]

@@ -79,7 +79,12 @@ enum SteeredValue {
 impl Steered {
     /// Whether any override applies.
     pub(crate) fn is_some(self) -> bool {
-        self.value != SteeredValue::Declared || self.paused_until.is_some()
+        self.has_value() || self.paused_until.is_some()
+    }
+
+    /// Whether operators have set the value.
+    pub(crate) fn has_value(self) -> bool {
+        self.value != SteeredValue::Declared
     }
 
     /// The key's own value, given its declared value. A key declared with no slots is blocked, and stays blocked when

@@ -48,6 +48,8 @@ metrics! {
     UNKEYED = Counter "turnstile_unkeyed_total", "Requests without a key, which the limit did not apply to";
     PAUSES = Counter "turnstile_pauses_total", "Pauses of a key that responses or handlers of this process started";
     PAUSE_SECONDS = Counter "turnstile_pause_seconds_total", "Length of these pauses, in whole seconds";
+    OVERLOADED = Counter "turnstile_overloaded_total", "Requests under an adaptive limit that its upstream refused or answered too late";
+    ADAPTIVE_CUTS = Counter "turnstile_adaptive_cuts_total", "Cuts of an adaptive limit that this process has learned of";
     UNKNOWN_RATE = Counter "turnstile_unknown_rate_total", "Budgets that name a rate which their request does not have";
     RELEASED = Counter "turnstile_released_total", "Permits that were released";
     LOST = Counter "turnstile_lost_total", "Permits that were lost, or ended by a shutdown";

@@ -48,6 +48,10 @@ pub(crate) enum Measure {
     Cost(Cost, u64),
     /// A key was paused for this time.
     Paused(Duration),
+    /// An upstream was overloaded.
+    Overloaded,
+    /// A limit that finds its own value was cut that often.
+    Cut(u64),
 }
 
 /// Why a store did not have a held permit.
@@ -115,6 +119,8 @@ pub(crate) struct LimitMeter {
     costs: Family,
     pauses: Series<Counter>,
     pause_seconds: Series<Counter>,
+    overloaded: Series<Counter>,
+    cuts: Series<Counter>,
     unkeyed: Series<Counter>,
     refused_unkeyed: Series<Counter>,
 }
@@ -151,6 +157,8 @@ impl LimitMeter {
             costs: Family::new(catalog::COST, "kind", Cost::CODES),
             pauses: Series::new(catalog::PAUSES, facade::counter),
             pause_seconds: Series::new(catalog::PAUSE_SECONDS, facade::counter),
+            overloaded: Series::new(catalog::OVERLOADED, facade::counter),
+            cuts: Series::new(catalog::ADAPTIVE_CUTS, facade::counter),
             unkeyed: Series::new(catalog::UNKEYED, facade::counter),
             refused_unkeyed: Series::new(catalog::REFUSALS, facade::counter)
                 .labelled(("reason", without_key)),
@@ -186,6 +194,8 @@ impl LimitMeter {
             (self.adopted.of(Adopted::Lost), has_slots && has_store),
             (self.adopted.of(Adopted::Fallback), has_slots && has_store),
             (self.costs.of(Cost::Charged), is_rate),
+            (&self.overloaded, limit.adapt().is_some()),
+            (&self.cuts, limit.adapt().is_some()),
             (self.refusals.of(AcquireErrorKind::ShutDown), true),
             // Even with a wait, because `try_acquire` does not wait.
             (refusals.of(AcquireErrorKind::Full), has_slots),
@@ -292,6 +302,8 @@ impl LimitMeter {
                 let seconds = length.as_millis().div_ceil(1_000) as u64;
                 self.pause_seconds.of(labels).increment(seconds);
             }
+            Measure::Overloaded => self.overloaded.of(labels).increment(1),
+            Measure::Cut(count) => self.cuts.of(labels).increment(count),
         }
     }
 

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
-    limit::{Fallback, Limit, Mode},
+    limit::{Adapt, Fallback, Limit, Mode},
     operable::SEEN,
     store::Failure,
 };
@@ -350,7 +350,10 @@ fn all_metrics_are_described() {
     for mode in [Mode::Enforce, Mode::Shadow] {
         meters.chat.expect(&limit.clone().mode(mode), true);
     }
-    meters.chat.expect(&limit.fair(), true);
+    meters.chat.expect(&limit.clone().fair(), true);
+    let (floor, ceiling) = (1, 9);
+    let adaptive = limit.adapted(Adapt { floor, ceiling });
+    meters.chat.expect(&adaptive, true);
     let rate = Limit::rate("chat", 1, Duration::from_secs(1));
     meters.chat.expect(&rate, true);
     meters.chat.expect_unkeyed(true);

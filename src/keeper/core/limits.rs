@@ -12,8 +12,8 @@ use crate::{
     keeper::demand::Leg,
     key::Key,
     leases::{Leases, QueueId},
-    ledger::TenantId,
-    limit::{Limit, LimitId, LimitValue, Mode},
+    ledger::{Seq, TenantId},
+    limit::{Limit, LimitId, LimitValue, Mode, Verdict},
     operable::{Cursor, LOOK, LimitLook, QueueLook, RefusalNote, Seen, Which},
     overrides::InForce,
     telemetry::LimitMeter,
@@ -165,16 +165,30 @@ impl Core {
 
     /// Pauses the key of a permit's slot under this limit. Returns whether it has one.
     pub fn pause(&mut self, leases: &Leases, limit: &str, length: Duration) -> bool {
-        let queues = leases.all().iter().filter_map(|lease| {
-            let queue = self.queues.get(lease.queue)?;
-            queue.entry(lease.seq()).map(|_| queue.terms())
-        });
-        let mut queues = queues.filter(|terms| terms.limit().name() == limit);
-        let queue = queues.next().map(|terms| terms.id);
-        if let Some(queue) = queue {
+        let slot = self.slot_under(leases, limit);
+        if let Some((queue, _)) = slot {
             self.pause_queue(queue, None, length);
         }
-        queue.is_some()
+        slot.is_some()
+    }
+
+    /// Counts how the upstream took the request of a permit, for its slot under this limit. Returns whether it has one.
+    pub fn report(&mut self, leases: &Leases, limit: &str, verdict: Verdict) -> bool {
+        let slot = self.slot_under(leases, limit);
+        if let Some((queue, seq)) = slot {
+            self.change(queue, |queue, ctx| queue.report(ctx, seq, verdict));
+            self.follow_decisions();
+        }
+        slot.is_some()
+    }
+
+    fn slot_under(&self, leases: &Leases, limit: &str) -> Option<(QueueId, Seq)> {
+        leases.all().iter().find_map(|lease| {
+            let queue = self.queues.get(lease.queue)?;
+            queue.entry(lease.seq())?;
+            let is_under = queue.terms().limit().name() == limit;
+            is_under.then(|| (lease.queue, lease.seq()))
+        })
     }
 
     /// Pauses a key.

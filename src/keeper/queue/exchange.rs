@@ -29,9 +29,14 @@ impl Queue {
         ctx: &mut Context,
         room: &mut usize,
     ) -> Option<(Batch, PendingBatch)> {
+        let results = self.terms.take_results(ctx);
         let mut batch = Batch {
             key: self.terms.ledger.clone(),
-            limit: self.terms.max_in_store(ctx),
+            limit: match results {
+                Some(_) => self.terms.start(),
+                None => self.terms.max_in_store(ctx),
+            },
+            results,
             max_waiters: self.terms.limit().waiters(),
             reuse: self.reuse(ctx),
             dues: self.terms.no_dues(),
@@ -204,10 +209,15 @@ impl Queue {
         self.remember_waiting(answer.head);
         let seen = self.snapshot.seen();
         self.snapshot.follow(&answer, at);
+        if let Some(pacing) = answer.pacing {
+            pending.limit = pacing.limit;
+            let cut = self.terms.pace.follow(pacing, at.sent, ctx.now);
+            self.note_cut(ctx, cut);
+        }
         pending.nearest_ms = answer.nearest_ms;
         let asks_again = (self.pause).follow(answer.pause_end_ms, batch.asks_pause, at, ctx.now);
         self.outbox.want(asks_again);
-        self.follow_right(ctx, batch, at);
+        self.follow_right(ctx, (batch.reuse, pending.limit), at);
         let soon = (ctx.now, ctx.settings.poll_interval);
         let confirm = |seq| ctx.confirm(seq);
         (self.releases).answered(&mut pending.releases, at.store_us, soon, confirm);

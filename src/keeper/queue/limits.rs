@@ -5,14 +5,19 @@ use std::sync::Arc;
 use super::{
     Queue,
     entries::entry::{Entry, Line, State},
+    pace::Cut,
 };
 use crate::{
     error::AcquireErrorKind,
     fallbacks::FallbackInForce,
-    keeper::context::{Context, Decision},
-    ledger::Operation,
-    limit::{Limit, LimitValue, Mode},
+    keeper::{
+        context::{Context, Decision},
+        effects::LogEvent,
+    },
+    ledger::{Operation, PaceState, Seq},
+    limit::{Limit, LimitValue, Mode, Verdict},
     overrides::Steered,
+    telemetry::Measure,
 };
 
 impl Queue {
@@ -37,6 +42,9 @@ impl Queue {
     pub fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>, steered: Steered) {
         if !self.terms.change(limit, steered) {
             return;
+        }
+        if self.terms.adapt().is_none() {
+            self.terms.pace.freeze();
         }
         self.make_pool(ctx);
         self.empty_pool(ctx);
@@ -77,6 +85,48 @@ impl Queue {
             .those(|entry| matches!(entry.state(), State::Waiting(Line::Here)))
         {
             self.park(ctx, seq);
+        }
+    }
+
+    /// The upstream has taken or refused the request of a permit. While others decide on the limit, this changes nothing:
+    /// operators have set its value, or the store is down.
+    pub fn report(&mut self, ctx: &mut Context, seq: Seq, verdict: Verdict) {
+        if verdict == Verdict::Overloaded {
+            ctx.measure(self.terms.limit_id, Measure::Overloaded);
+        }
+        let Some(held_since) = self.entries.get(seq).and_then(Entry::permit_since) else {
+            return;
+        };
+        let Some(adapt) = self.terms.adapt() else {
+            return;
+        };
+        let (in_use, before) = (self.in_use(), self.terms.max());
+        if ctx.asks_store(self.terms.part) {
+            let matters = verdict == Verdict::Overloaded || PaceState::binds(before, in_use);
+            let wants = (self.terms.pace).count(verdict, held_since, matters, ctx.now);
+            return self.outbox.want(wants);
+        }
+        if ctx.shared {
+            return;
+        }
+        let (bounds, at) = (
+            (adapt, self.terms.start()),
+            (ctx.local_us() / 1_000, ctx.now),
+        );
+        let cut = (self.terms.pace).count_here(verdict, held_since, bounds, in_use, at);
+        self.note_cut(ctx, cut);
+        if self.terms.max() > before {
+            self.grow(ctx);
+        } else if self.terms.max() < before {
+            self.empty_pool(ctx);
+        }
+    }
+
+    pub(super) fn note_cut(&mut self, ctx: &mut Context, cut: Option<Cut>) {
+        if let Some(Cut { from, to, count }) = cut {
+            ctx.measure(self.terms.limit_id, Measure::Cut(count));
+            let limit = self.terms.limit().clone();
+            ctx.log(LogEvent::LimitCut { limit, from, to });
         }
     }
 

@@ -11,6 +11,7 @@
 //! | `kept` | the pool, its right, and the requests that come first |
 //! | `ledger_here` | the ledger in this process |
 //! | `key_pause` | the pause of a key: its end, its ramp, and what the store is told |
+//! | `pace` | the value of a limit that finds its own, and what is reported for it |
 //! | `polls`, `renewals` | when to ask about waiters; when to renew permits |
 //! | `presence` | what is known of a name in the store |
 //! | `snapshot` | the ledger as last seen |
@@ -53,6 +54,7 @@ mod limits;
 mod local;
 mod outage;
 mod outbox;
+mod pace;
 mod permit;
 mod polls;
 mod presence;
@@ -285,7 +287,9 @@ impl Queue {
             Some(pool) if self.here.get().is_some() => self.entries.all().len() != pool.idle(),
             _ => !self.entries.all().is_empty(),
         };
-        let remembers = self.pause.is_any() || ctx.returns.is_of_key(self.terms.id);
+        let remembers = self.pause.is_any()
+            || self.terms.pace.is_here()
+            || ctx.returns.is_of_key(self.terms.id);
         !has_entries
             && (!remembers || ctx.ending.has_begun())
             && !self.outbox.is_in_flight()

@@ -337,6 +337,7 @@ impl Queue {
     /// Parks all entries that ask the store: the fallback decides on them, or the store's refusal applies.
     pub fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
         self.empty_pool(ctx);
+        self.terms.pace.freeze();
         self.releases.forget(ctx.now);
         let refused = availability == Availability::Refused;
         if refused {

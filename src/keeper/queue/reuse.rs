@@ -12,7 +12,7 @@ use crate::{
     fallbacks::Availability,
     keeper::context::{Context, Decision},
     leases::{Lease, Pool, RIGHT, StoreMoment},
-    ledger::{Batch, Reuse, Seq, weight_of},
+    ledger::{Reuse, Seq, weight_of},
     limit::Mode,
     telemetry::Measure,
 };
@@ -190,7 +190,12 @@ impl Queue {
     }
 
     /// Follows an answer of the store, which grants the right to keep slots or recalls them.
-    pub(super) fn follow_right(&mut self, ctx: &mut Context, batch: &Batch, at: StoreMoment) {
+    pub(super) fn follow_right(
+        &mut self,
+        ctx: &mut Context,
+        (reuse, limit): (Reuse, u32),
+        at: StoreMoment,
+    ) {
         if self.pool().is_none() {
             return;
         }
@@ -200,8 +205,7 @@ impl Queue {
         {
             return self.on_recall(ctx, at.sent);
         }
-        let given =
-            batch.reuse == Reuse::Keep && (1..=batch.limit).contains(&self.snapshot.in_use());
+        let given = reuse == Reuse::Keep && (1..=limit).contains(&self.snapshot.in_use());
         if given && self.may_keep(ctx) {
             let until = at.sent + RIGHT.min(ctx.settings.lease);
             self.kept.open(at.sent, until);

@@ -1,17 +1,18 @@
 //! What a queue is for: a key, its ledger, and the values of the limit in force there.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+use super::pace::KeyPace;
 use crate::{
     error::AcquireErrorKind,
     fallbacks::{Availability, FallbackInForce},
     keeper::context::Context,
     key::Key,
     leases::QueueId,
-    ledger::Dues,
-    limit::{Limit, LimitId, LimitValue},
+    ledger::{Dues, Results},
+    limit::{Adapt, Limit, LimitId, LimitValue},
     overrides::Steered,
     part::Part,
 };
@@ -25,10 +26,12 @@ pub(in crate::keeper) struct KeyTerms {
     /// The name of its ledger in the store.
     pub ledger: Arc<str>,
     limit: Arc<Limit>,
-    /// The limit's value for this key, if the latest request brought one.
-    own_value: Option<LimitValue>,
+    /// The limit's value for this key, if the latest request brought one; slots have no burst.
+    own_max: Option<u32>,
     /// Operators' override for this key. Boxed, since it is rare.
     steered: Option<Box<Steered>>,
+    /// The value that the limit has found.
+    pub(super) pace: KeyPace,
 }
 
 impl KeyTerms {
@@ -45,8 +48,9 @@ impl KeyTerms {
             part,
             ledger,
             limit,
-            own_value: None,
+            own_max: None,
             steered: None,
+            pace: KeyPace::default(),
         }
     }
 
@@ -55,7 +59,7 @@ impl KeyTerms {
     }
 
     pub fn own_value(&self) -> Option<LimitValue> {
-        self.own_value
+        self.own_max.map(LimitValue::new)
     }
 
     pub fn max(&self) -> u32 {
@@ -64,15 +68,43 @@ impl KeyTerms {
 
     /// The value of this key, if it differs from the limit's.
     fn value(&self) -> Option<LimitValue> {
+        let Some(Adapt { floor, ceiling }) = self.adapt() else {
+            return self.set_value();
+        };
+        let found = self.pace.pacing().map(|pacing| pacing.limit);
+        let value = found.unwrap_or(self.start());
+        Some(value.min(ceiling).max(floor).into())
+    }
+
+    /// The value that is declared or ordered for this key, if it differs from the limit's.
+    fn set_value(&self) -> Option<LimitValue> {
         match &self.steered {
-            Some(steered) => steered.own_value(self.own_value),
-            None => self.own_value,
+            Some(steered) => steered.own_value(self.own_value()),
+            None => self.own_value(),
         }
+    }
+
+    /// The value with which a limit begins that finds its own.
+    pub fn start(&self) -> u32 {
+        self.set_value().map_or(self.limit.max(), |own| own.max)
+    }
+
+    /// The bounds within which the limit finds its own value: not if operators have set one, nor for a blocked key.
+    pub fn adapt(&self) -> Option<Adapt> {
+        let adapt = self.limit.adapt()?;
+        let is_set = self.steered.as_ref().is_some_and(|one| one.has_value());
+        (!is_set && self.start() > 0).then_some(adapt)
+    }
+
+    /// What a batch says of a limit that finds its own value. While permits return, the store admits nobody.
+    pub fn take_results(&mut self, ctx: &Context) -> Option<Results> {
+        let adapt = self.adapt().filter(|_| !self.is_returning(ctx))?;
+        Some(self.pace.take_results(adapt, ctx.now))
     }
 
     /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is merely full.
     pub fn is_too_heavy(&self, weight: u32) -> bool {
-        weight > 1 && (1..weight).contains(&self.max())
+        weight > 1 && (1..weight).contains(&self.start())
     }
 
     /// Until when operators have paused the limit for this key.
@@ -82,9 +114,8 @@ impl KeyTerms {
 
     /// Whether that changes anything.
     pub fn set_own_value(&mut self, own_value: Option<LimitValue>) -> bool {
-        let is_new = own_value != self.own_value;
-        self.own_value = own_value;
-        is_new
+        let own_max = own_value.map(|own| own.max);
+        mem::replace(&mut self.own_max, own_max) != own_max
     }
 
     /// Adopts values of the limit, and operators' override for this key. Returns whether that changes anything.

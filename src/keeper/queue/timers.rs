@@ -26,6 +26,7 @@ impl Queue {
         let timers = [
             (self.renewals.next_due(), "renewal"),
             (self.pause.next_due(), "pause"),
+            (self.terms.pace.next_due(), "pace"),
             (self.polls.next_due(), "poll"),
             (self.kept.next_due(), "idle slots"),
             (self.releases.next_due(), "repeated release"),
@@ -48,6 +49,7 @@ impl Queue {
             }
             self.run_here(ctx, Operation::Nothing);
         }
+        self.outbox.want(self.terms.pace.on_time(now));
         let PollDue { asks, calls_roll } = self.polls.on_time(now);
         self.outbox.want(asks);
         if calls_roll {

@@ -14,6 +14,7 @@ mod losses;
 mod order;
 mod outages;
 mod overrides;
+mod paces;
 mod pauses;
 mod renewals;
 mod reuse;

@@ -91,7 +91,7 @@ fn what_was_admitted_locally_is_adopted() {
 
 impl World {
     /// Keeper 0 has counted the replicas twice on its connection.
-    fn count_replicas(&mut self, replicas: u32) {
+    pub(super) fn count_replicas(&mut self, replicas: u32) {
         let now = self.local();
         self.keepers[0]
             .begin_step(now)

@@ -22,7 +22,12 @@ impl World {
         self.steer_for(keeper, decisions, HOUR);
     }
 
-    fn steer_for(&mut self, keeper: usize, decisions: &[(&str, SettingInForce)], length: Duration) {
+    pub(super) fn steer_for(
+        &mut self,
+        keeper: usize,
+        decisions: &[(&str, SettingInForce)],
+        length: Duration,
+    ) {
         let (now, mut in_force) = (self.local(), InForce::default());
         for (limit, decision) in decisions {
             in_force.add(limit, *decision, now + length);
@@ -63,7 +68,7 @@ impl World {
         asked.map(drop).expect_err("paused")
     }
 
-    fn go_down(&mut self) {
+    pub(super) fn go_down(&mut self) {
         let probe = self.ask(0, Duration::ZERO);
         let sent = self.send(0);
         self.pass(STORE_TIMEOUT);

@@ -12,7 +12,7 @@ use super::{
 use crate::ledger::{MemberId, ReplicaId, TenantId};
 #[cfg(test)]
 use crate::ledger::{
-    Payer,
+    PaceState, Payer,
     id::more_members,
     layout::{ALIVE, FIRST_TICKET, IDLE, KEEPING, RAMP_MS},
 };
@@ -99,6 +99,11 @@ impl Ledger {
 
     pub(in crate::ledger) fn set_shares_state(&mut self, state: Option<&SharesState>) {
         self.shares = state.map(|state| Box::new(state.shares()));
+    }
+
+    /// The state of a limit that finds its own value.
+    pub(crate) fn pace_of(&self) -> Option<PaceState> {
+        self.pace.as_deref().copied()
     }
 
     /// Members and scores of the equivalent sorted set in Redis, in order.

@@ -1,7 +1,7 @@
 //! The ledger in this process: the steps of `script/`, over ordered maps instead of a sorted set.
 //!
 //! This file has the order of the steps, and the others the steps themselves: `leases.rs` (release, renewal, adoption, expiry),
-//! `queue.rs` (admission and promotion, in order of arrival or of shares), `pause.rs`, `reuse.rs` (the right to keep slots),
+//! `queue.rs` (admission and promotion, in order of arrival or of shares), `pause.rs`, `pace.rs`, `reuse.rs` (the right to keep slots),
 //! `claims.rs`; of fair ledgers, `shares.rs` has what tenants have paid and who is next, and `tenants.rs` who belongs to whom and how
 //! long that is kept. `call.rs` is one call of the script: its time, and how much it may do. Most tests are in `ledger/tests/`, where
 //! each also runs the script.
@@ -11,6 +11,7 @@ pub(super) mod claims;
 #[cfg(any(test, turnstile_fuzzing))]
 pub(super) mod inspect;
 mod leases;
+mod pace;
 mod pause;
 pub(super) mod queue;
 mod reuse;
@@ -24,7 +25,9 @@ use std::{
 
 pub(crate) use self::call::Call;
 use self::shares::Shares;
-use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing, ramped};
+use super::{
+    Ask, Batch, BatchReply, MemberId, PaceState, Promotion, ReplicaId, Seq, Standing, ramped,
+};
 use crate::small_map::SmallMap;
 
 /// Holders and waiters of one limit key.
@@ -49,6 +52,8 @@ pub(crate) struct Ledger {
     pause: Option<Pause>,
     /// Only for a fair ledger: the payments and lines of its tenants.
     shares: Option<Box<Shares>>,
+    /// Only for a limit that finds its own value. The store forgets it after an hour, this process with the ledger.
+    pace: Option<Box<PaceState>>,
     /// Within a batch: number of waiters at the head of the queue that `promote` has passed over.
     passed: usize,
     /// Within a batch: the next waiter needs more units than are free.
@@ -133,6 +138,7 @@ impl Ledger {
     pub(super) fn begin(&mut self, call: &mut Call, batch: &Batch, weighs: bool) -> BatchReply {
         self.forget_shares(call.now_ms);
         let released = self.release(call, batch);
+        self.pace(call, batch, released);
         self.pause(call, batch);
         let renewed = self.renew(call, batch);
         let places = self.places_of(&renewed);
@@ -176,6 +182,7 @@ impl Ledger {
         reply.in_use = self.in_use();
         reply.waiting = self.waiting();
         reply.head = self.head();
+        reply.pacing = self.pacing(batch);
         let pause = self.running_pause();
         reply.pause_end_ms = pause.map(|pause| pause.end_ms);
         let asked = !self.queue.is_empty() && pause.is_none();
@@ -210,13 +217,20 @@ impl Ledger {
     /// Whether it is empty, and no tenant owes anything.
     #[cfg(any(test, feature = "test-util"))]
     pub(super) fn is_forgotten(&self) -> bool {
-        self.is_empty() && self.shares.is_none()
+        self.is_empty() && self.shares.is_none() && self.pace.is_none()
     }
 
     /// The limit in force.
     fn limit(&self, batch: &Batch) -> u32 {
-        let ramped = |pause: Pause| ramped(batch.limit, pause.end_ms, pause.now_ms);
-        self.running_pause().map_or(batch.limit, ramped)
+        let whole = self.whole(batch);
+        let ramped = |pause: Pause| ramped(whole, pause.end_ms, pause.now_ms);
+        self.running_pause().map_or(whole, ramped)
+    }
+
+    /// The limit apart from a pause.
+    fn whole(&self, batch: &Batch) -> u32 {
+        let pacing = self.pacing(batch);
+        pacing.map_or(batch.limit, |pacing| pacing.limit)
     }
 
     fn running_pause(&self) -> Option<Pause> {
@@ -231,7 +245,7 @@ impl Ledger {
     /// alone, once the ramp after a pause is over.
     fn fits(&self, batch: &Batch, id: MemberId) -> bool {
         let needs = match self.units {
-            0 => min(id.weight(), max(batch.limit, batch.whole)),
+            0 => min(id.weight(), max(self.whole(batch), batch.whole)),
             _ => id.weight(),
         };
         (1..=self.free(batch)).contains(&needs)

@@ -38,6 +38,6 @@ impl Ledger {
     /// Holders may exceed the limit if it was lowered or some were adopted. No slot is kept then, so that the excess
     /// goes away, nor during a pause and its ramp.
     fn may_keep(&self, batch: &Batch) -> bool {
-        self.running_pause().is_none() && (1..=batch.limit).contains(&self.units)
+        self.running_pause().is_none() && (1..=self.whole(batch)).contains(&self.units)
     }
 }

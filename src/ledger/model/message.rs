@@ -92,6 +92,7 @@ impl Message {
             tells: false,
             asks_holders: false,
             dues,
+            results: None,
             asks_pause: false,
             pause_ms: self.pauses.then_some(PAUSE as u64 * STEP_MS),
             release: seqs(&self.release),

@@ -1,6 +1,7 @@
 -- One exchange of a replica with its ledgers: the same steps, in the same order, as in ledger/machine/.
 --
--- script/mod.rs joins this text from parts: header, hello, short_way, rates, claims, queue, shares, close, steps, claim_slots.
+-- script/mod.rs joins this text from parts: header, hello, short_way, rates, claims, queue, shares, pace, close, steps,
+-- claim_slots.
 --
 -- Data
 -- ====
@@ -34,6 +35,9 @@
 -- permit id, cost of the grant in us, both numbers with 16 digits. It may still have permits that wait no longer. Both sets
 -- may be lost: while any waiter stands in no line, the queue is served in order of arrival.
 --
+-- A ledger whose limit finds its own value has a text, '<ledger>:pace': limit, generation, score, wall, until when it stands and for
+-- how long in ms, 1 if a result of this generation was accepted, and of the last cut its time in ms, from and to (see pace.rs).
+--
 -- The state of a rate is a text, 'us rem count/period_us/burst/rounded/before_group/group/start_us charged since_us'
 -- (see rate.rs): the theoretical arrival time is us + rem / count. Versions without groups also wrote five words, but
 -- their third word ends with the burst: each version can read the other's states.
@@ -66,6 +70,8 @@
 --                                 for each report and settlement tenant, us (negative: a refund), and the cost so far
 --                                         of the tenant's most expensive permit
 --                                 for each ask of a claim its payer
+--            behind these of a limit that finds its own value PACE_REPORT: floor, ceiling; generation, and numbers of
+--                                         accepted and of overloaded results
 --   then     for each refund      REFUND_ARGS: index of its state in KEYS, cost; since_us and charged after the charge,
 --                                         and start_us before it
 --   then     for each claim       CLAIM_ARGS: numbers of charges and asks; its first ticket (0: none)
@@ -80,11 +86,12 @@
 -- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a permit
 -- to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 64
 -- if the ledger is fair; 128 if it owes: its dues also have departures, reports or settlements, or payers for claims; 256
--- if the replica asks for its holders; 1024 times the length of a pause to start in ms and 1, or 1024 to end the present
--- pause; 512 if it knows that pause, which starts only if it was not ended.
+-- if the replica asks for its holders; 2048 times the length of a pause to start in ms and 1, or 2048 to end the present
+-- pause; 512 if it knows that pause, which starts only if it was not ended; 1024 if the limit finds its own value.
 --
 -- Repetition: an exchange without an answer may have run. A later one names its permits again: releases, renewals and adoptions then
--- change nothing more, and requests ask under new names. Charges, refunds and reports of dues are never sent twice.
+-- change nothing more, and requests ask under new names. Charges, refunds, results and reports of dues are never sent
+-- twice.
 --
 -- Reply
 -- =====
@@ -100,6 +107,7 @@
 --                                         before any permit leaves the queue
 --                                 a list of the numbers of the replica's holders, nearest deadline first, if it asks,
 --                                         and no more units are in use than the sweep may still look at
+--                                 the limit and the generation, if the limit finds its own value
 --   then     for each claim       the text of its error; or a list
 --                                 for each charge: 0 (not charged), or the negated start that the rate would allow,
 --                                         in us, or

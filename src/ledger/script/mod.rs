@@ -16,6 +16,7 @@ pub(crate) static EXCHANGE_LUA: LazyLock<String> = LazyLock::new(|| {
         include_str!("claims.lua"),
         include_str!("queue.lua"),
         include_str!("shares.lua"),
+        include_str!("pace.lua"),
         include_str!("close.lua"),
         include_str!("steps.lua"),
         include_str!("claim_slots.lua"),
@@ -46,10 +47,10 @@ macro_rules! values {
 values! {
     "{}": ABSENT, ALIVE, ASK_ARGS, CHARGE_ARGS, CLAIM_ARGS, COST_AT, CROWD, DUES_HEAD, FIRST_TICKET, FULL, IDLE, KEEPING,
         LATE, LEDGER_REPLY, LIGHT, LIST_SIZE, LAST_US, MAX_BURST_US, MAX_CREDIT_US, MAX_DEBT_US, MAX_EXACT, MAX_LEASE_MS,
-        MAX_PASSED, MAX_PERIOD_US, MAX_PLACES, MAX_RATE, MAX_SEARCHED, MAX_WAIT_US, PAYER_BYTES, PERMIT_AT, PLACE_CHARS,
+        MAX_PASSED, MAX_PERIOD_US, MAX_PLACES, MAX_RATE, MAX_SEARCHED, MAX_WAIT_US, MAX_WALL_MS, OVERLOAD, PACE_TTL_MS, PAYER_BYTES, PERMIT_AT, PLACE_CHARS,
         QUEUE_FULL, RAMP_MS, RECORD_BYTES, REFUND_ARGS, REPLICA_CHARS, REPORT_BYTES, RIGHT_MS, ROUNDING_PARTS,
-        SWEEP_BUDGET, TENANT_CHARS, TTL_SPARE_MS, UNIT_AT, WAIT_FOREVER_US, WEIGHT_AT;
-    "'{}'": DIGITS, IF_FREE, LAST_DEADLINE, LINES, LONG_NAME, PAUSE, RECORD, SHARES, WAIT;
+        SWEEP_BUDGET, TENANT_CHARS, TRIP, TTL_SPARE_MS, UNIT_AT, WAIT_FOREVER_US, WALL_MS, WEIGHT_AT;
+    "'{}'": DIGITS, IF_FREE, LAST_DEADLINE, LINES, LONG_NAME, PACE, PACE_REPORT, PAUSE, RECORD, SHARES, WAIT;
 }
 
 /// The text that is sent to Redis for a text of Lua.

@@ -10,7 +10,7 @@ local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room fo
 -- For claims and for the long way, four numbers for each ledger: holders whose lease lasts beyond this second; all other
 -- holders, and waiters; all members; and members removed.
 local counts, is_long = claim_count > 0 and {}, false
-local dues_count, has_fair = 0, false
+local dues_count, has_fair, has_paced = 0, false, false
 for i = 1, ledger_count do
   local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
   local key, first, lasting, early, size, removed, is_short, failure = KEYS[i], arg + releases, 0, 0, 0, 0, false, nil
@@ -79,6 +79,9 @@ for i = 1, ledger_count do
     local is_fair = options % 128 >= 64
     has_fair = has_fair or is_fair
     dues_count = dues_count + ((is_fair and acquires > 0 or options % 256 >= 128) and 1 or 0)
+    if options % 2048 >= 1024 then
+      has_paced, dues_count = true, dues_count + 1
+    end
   end
   arg, record = first + renews + adopts + acquires, waits + acquires
 end

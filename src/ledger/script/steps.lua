@@ -260,6 +260,9 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
     waiting = call('ZCOUNT', key, '-inf', '-1')
     in_use = lasting + early - waiting
   end
+  if ledger.results then
+    pace(ledger, in_use, removed)
+  end
   if ledger.pause > 0 or in_use + waiting < size then -- a member that neither holds nor waits may be a pause
     local before = call('ZSCORE', key, PAUSE)
     if before or ledger.pause > 0 then
@@ -320,12 +323,15 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
     reply[#reply + 1] = places[i]
   end
   reply[#reply + 1] = listed
+  if ledger.paced then
+    reply[#reply + 1], reply[#reply + 2] = ledger.paced, ledger.generation
+  end
   if claim_count > 0 then
     enter(ledger)
     return reply
   end
   close(ledger)
-  local is_brief = acquires == 0 and (extends == 0 or is_short) and not own and not listed and not ledger.pause_end_ms
+  local is_brief = acquires == 0 and (extends == 0 or is_short) and not own and not listed and not ledger.pause_end_ms and not ledger.paced
   return is_brief and ledger.waiting == 0 and ledger.in_use or reply
 end
 
@@ -345,7 +351,10 @@ for i = 1, ledger_count do
     }
     if options > 3 then
       ledger.reuse, ledger.heavy = (options % 16 - options % 4) / 4, options % 32 >= 16
-      ledger.pause = (options - options % 1024) / 1024
+      ledger.pause = (options - options % 2048) / 2048
+      if options % 2048 >= 1024 then
+        ledger.results = ARGV[has_text and dues + 1 or dues]
+      end
     end
     if is_fair then
       ledger.fair = { -- preallocated
@@ -358,7 +367,7 @@ for i = 1, ledger_count do
       arg + releases, renews, adopts, acquires, waits)
     replies[i + 2], ledgers[i] = outcome(ok, result), ok and claim_count > 0 and ledger
   end
-  dues = has_text and dues + 1 or dues
+  dues = dues + (has_text and 1 or 0) + (options % 2048 >= 1024 and 1 or 0)
   arg, record = arg + releases + renews + adopts + acquires, waits + acquires
 end
 if refund_count + claim_count == 0 then

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::ledger::{Generation, Ledger, Ledgers, Rate, RateState};
+use crate::ledger::{Generation, Ledger, Ledgers, PaceState, Rate, RateState};
 
 /// All stored data, in the form that Redis would have.
 #[derive(Debug, Default, PartialEq)]
@@ -11,6 +11,8 @@ pub(crate) struct Content {
     pub(crate) ledgers: BTreeMap<String, Vec<(String, f64)>>,
     pub(crate) rates: BTreeMap<String, String>,
     pub(crate) generations: BTreeMap<String, String>,
+    /// Limits that find their own value.
+    pub(crate) paces: BTreeMap<String, String>,
 }
 
 impl Ledgers {
@@ -55,11 +57,40 @@ impl Ledgers {
             let Generation { id, found_ms } = generation;
             (key.clone(), format!("{id} {found_ms}"))
         });
+        let paces = self.ledgers.iter().filter_map(|(key, ledger)| {
+            let state = ledger.pace_of()?;
+            Some((format!("{key}:pace"), state.text()))
+        });
         Content {
+            paces: paces.collect(),
             ledgers: ledgers.filter(|(_, content)| !content.is_empty()).collect(),
             rates: rates.collect(),
             generations: generations.collect(),
         }
+    }
+}
+
+impl PaceState {
+    /// The state's text in the store.
+    pub(super) fn text(self) -> String {
+        let cut = self
+            .last_cut
+            .map_or((0, 0, 0), |cut| (cut.at_ms, cut.from, cut.to));
+        let (
+            Self {
+                limit,
+                generation,
+                score,
+                wall,
+                ..
+            },
+            any,
+        ) = (self, u8::from(self.any_accepted));
+        let walls = format!("{wall} {} {}", self.wall_until_ms, self.wall_ms);
+        format!(
+            "{limit} {generation} {score} {walls} {any} {} {} {}",
+            cut.0, cut.1, cut.2
+        )
     }
 }
 

@@ -15,8 +15,8 @@ use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Dues,
         EXCHANGE_LUA, Exchange, Generation, Ledger, Ledgers, Left, MAX_LEASE_MS, Payer, Published,
-        RAMP_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply, Report, Reuse, SWEEP_BUDGET, Seq,
-        Standing, TenantId, WAIT_FOREVER_US, Wake, Want,
+        RAMP_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply, Report, Results, Reuse, SWEEP_BUDGET,
+        Seq, Standing, TenantId, WAIT_FOREVER_US, Wake, Want,
         layout::{FIRST_TICKET, TTL_SPARE_MS as SPARE_MS},
         number_of, weighing,
     },
@@ -340,7 +340,9 @@ impl Script {
                 continue;
             }
             let state: String = self.query("GET", &[&key]);
-            if key == GENERATION {
+            if key.ends_with(":pace") {
+                content.paces.insert(key, state);
+            } else if key == GENERATION {
                 content.generations.insert(key, state);
             } else if is_over(&state, now_us) {
                 self.query::<u8>("DEL", &[&key]);
@@ -534,9 +536,16 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     let of_ledger = (limit, max_waiters, waits, reuse);
     let flags = (any::<bool>(), prop::bool::weighted(0.2), any::<bool>());
     let dues = prop::option::weighted(if key == "t:{two}" { 0.9 } else { 0.2 }, dues());
-    let batch = (of_ledger, pause_ms, (flags, dues), names, wait);
+    let results = prop::option::weighted(if key == "t:{one}" { 0.7 } else { 0.2 }, results());
+    let batch = (of_ledger, pause_ms, (flags, dues, results), names, wait);
     batch.prop_map(
-        move |((limit, max_waiters, waits, reuse), pause_ms, (flags, dues), names, wait)| {
+        move |(
+            (limit, max_waiters, waits, reuse),
+            pause_ms,
+            (flags, dues, results),
+            names,
+            wait,
+        )| {
             let (tells, asks_holders, asks_pause) = flags;
             let dues = dues.map(Box::new);
             let (release, renew, adopt, acquire) = names;
@@ -553,6 +562,7 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
                 tells,
                 asks_holders,
                 dues,
+                results,
                 release,
                 renew,
                 adopt,
@@ -564,6 +574,27 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
                     })
                     .collect(),
             }
+        },
+    )
+}
+
+/// What a replica reports of the upstream. The run names the present generation in most reports of `generation` 0.
+fn results() -> impl Strategy<Value = Results> {
+    let bounds = prop::sample::select(&[(1, 4), (1, 100), (2, 3), (3, 3)][..]);
+    let accepted = prop_oneof![2 => Just(0), 3 => 1..4u32, 1 => 0..500u32];
+    let overloaded = prop_oneof![3 => Just(0), 3 => 1..4u32, 1 => Just(u32::MAX)];
+    let counts = (
+        prop_oneof![7 => Just(0), 1 => 1..4u64],
+        accepted,
+        overloaded,
+    );
+    (bounds, counts).prop_map(
+        |((floor, ceiling), (generation, accepted, overloaded))| Results {
+            floor,
+            ceiling,
+            generation,
+            accepted,
+            overloaded,
         },
     )
 }
@@ -630,6 +661,16 @@ fn add_payers(exchange: &mut Exchange, replica: u128, machine: &Ledgers) {
     }
 }
 
+/// Most reports are of the present generation.
+fn add_generations(exchange: &mut Exchange, machine: &Ledgers) {
+    for batch in &mut exchange.batches {
+        let state = machine.get(&batch.key).and_then(Ledger::pace_of);
+        if let Some(results) = batch.results.as_mut().filter(|one| one.generation == 0) {
+            results.generation = state.map_or(0, |state| state.generation);
+        }
+    }
+}
+
 /// A refund for each charge of a claim.
 pub(super) fn refunds_of<'a>(
     claim: &'a Claim,
@@ -679,6 +720,7 @@ fn random_runs(twins: Twins) {
                 ..twins.exchange_of(step.replica, step.batches)
             };
             add_payers(&mut exchange, step.replica, &twins.machine);
+            add_generations(&mut exchange, &twins.machine);
             let reply = twins.exchange(&exchange);
             for (claim, reply) in exchange.claims.iter().zip(reply.claims) {
                 charged.extend(refunds_of(claim, &reply.unwrap()));

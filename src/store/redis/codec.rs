@@ -12,11 +12,11 @@ use redis::{Cmd, RedisWrite, Value};
 use crate::{
     ledger::{
         Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Dues, Exchange,
-        FIRST_TICKET, Generation, ID_CHARS, LedgerError, Left, Payer, Promotion, Refund, Reply,
-        Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want,
+        FIRST_TICKET, Generation, ID_CHARS, LedgerError, Left, Pacing, Payer, Promotion, Refund,
+        Reply, Results, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want,
         layout::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, DUES_NUMBERS, FULL, IF_FREE,
-            LATE, LEDGER_REPLY, NOW, QUEUE_FULL, RECORD_NUMBERS, REFUND_ARGS, WAIT,
+            LATE, LEDGER_REPLY, NOW, PACE_REPORT, QUEUE_FULL, RECORD_NUMBERS, REFUND_ARGS, WAIT,
         },
         more_members, parse_seq, seq_text, weight_of,
     },
@@ -37,8 +37,10 @@ const OWES: u64 = 128;
 const LISTS: u64 = 256;
 /// The pause is known, and starts only if it was not ended.
 const ASKS_PAUSE: u64 = 512;
+/// The limit finds its own value.
+const PACES: u64 = 1_024;
 /// Multiplied by the length of a pause in ms and 1; alone it ends a pause.
-const PAUSES: u64 = 1_024;
+const PAUSES: u64 = 2_048;
 
 /// Parts of a wake-up; the last one may contain spaces.
 const WAKE_PARTS: usize = 4;
@@ -64,7 +66,8 @@ pub(crate) fn encode(
     let (ledgers, rates) = (exchange.batches.len(), RateKeys::of(exchange));
     let claims = exchange.claims.iter().map(claim_args).sum::<usize>();
     let dues = exchange.batches.iter();
-    let dues = dues.filter(|batch| batch.dues.is_some()).count();
+    let dues = dues.map(|batch| batch.dues.iter().count() + batch.results.iter().count());
+    let dues = dues.sum::<usize>();
     let more = rates.keys.len() + REFUND_ARGS * exchange.refunds.len() + claims + dues;
     let mut cmd = Cmd::with_capacity(
         5 + ledgers + permits + more,
@@ -101,6 +104,9 @@ pub(crate) fn encode(
             let asks = exchange.claims.iter().flat_map(|claim| &claim.asks);
             let asks = asks.filter(|ask| ask.batch == number);
             cmd.write_arg(&packed_dues(&replica, batch, dues, asks));
+        }
+        if let Some(results) = &batch.results {
+            cmd.write_arg(packed_results(results).as_flattened());
         }
     }
     for refund in &exchange.refunds {
@@ -221,7 +227,7 @@ fn decode_generation(value: Value) -> Option<Generation> {
 
 /// The options of a batch: whether the replica waits and listens to wake-ups, its wishes for reuse, whether any permit
 /// weighs more than 1, whether others are told of missing ones, whether it asks for its holders, whether the ledger is fair,
-/// and a pause to start or end.
+/// whether the limit finds its own value, and a pause to start or end.
 fn options(batch: &Batch, listens: bool, weighs: bool, owes: bool) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
@@ -237,7 +243,8 @@ fn options(batch: &Batch, listens: bool, weighs: bool, owes: bool) -> u64 {
     let own = flag(batch.waits, WAITS) + flag(weighs, WEIGHS);
     let asks = flag(batch.tells, TELLS)
         + flag(batch.asks_holders, LISTS)
-        + flag(batch.asks_pause, ASKS_PAUSE);
+        + flag(batch.asks_pause, ASKS_PAUSE)
+        + flag(batch.results.is_some(), PACES);
     own + listens + reuse + asks + dues + pause
 }
 
@@ -283,6 +290,19 @@ fn packed_dues<'a>(
     }
     asks.for_each(|ask| payer(&mut text, ask.payer));
     text
+}
+
+/// The bounds and results of a limit that finds its own value.
+fn packed_results(results: &Results) -> [[u8; size_of::<f64>()]; PACE_REPORT.len() - 1] {
+    let [floor, ceiling, accepted, overloaded] = [
+        results.floor,
+        results.ceiling,
+        results.accepted,
+        results.overloaded,
+    ]
+    .map(f64::from);
+    let generation = results.generation as f64;
+    [floor, ceiling, generation, accepted, overloaded].map(f64::to_le_bytes)
 }
 
 /// Number of ids among a batch's arguments.
@@ -339,6 +359,14 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
     });
     let adopted = adopted.collect();
     let acquired = standings(batch.acquire.len())?;
+    let pacing = match batch.results {
+        Some(_) => {
+            let [generation, limit] = integers(&mut parts.by_ref().rev())?;
+            let (limit, generation) = (limit.try_into().ok()?, generation.try_into().ok()?);
+            Some(Pacing { limit, generation })
+        }
+        None => None,
+    };
     let (mut promoted, mut places, mut listed) = (Vec::new(), Vec::new(), None);
     for value in parts {
         match value {
@@ -369,6 +397,7 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
         acquired,
         listed,
         promoted,
+        pacing,
     })
 }
 
@@ -536,7 +565,7 @@ fn ledger_error(message: &[u8]) -> Result<LedgerError, StoreError> {
     Err(error)
 }
 
-fn items(value: Value) -> Option<impl Iterator<Item = Value>> {
+fn items(value: Value) -> Option<impl DoubleEndedIterator<Item = Value>> {
     match value {
         Value::Array(values) => Some(values.into_iter()),
         _ => None,

@@ -414,6 +414,14 @@ impl Entry {
         Some(mem::replace(&mut hold.holder, holder))
     }
 
+    /// Since when a permit has held the slot, as far as this process knows.
+    pub fn permit_since(&self) -> Option<Instant> {
+        match self.state {
+            State::Held(hold) => self.lease.tenure_since().max(Some(hold.since)),
+            _ => None,
+        }
+    }
+
     /// Whether it waits, and since when, or since when it is held. `None`: neither, such as an idle slot in the pool,
     /// or a leg whose turn has not come.
     pub fn waits_since(&self) -> Option<(bool, Instant)> {

@@ -2,6 +2,7 @@
 
 mod generation;
 mod leases;
+mod pace;
 mod pause;
 mod queue;
 mod rollout;

@@ -1,0 +1,165 @@
+//! A limit that finds its own value, from what replicas report of the upstream: the rule and its state.
+//!
+//! Each accepted result raises a limit that binds by one; overloaded results that outweigh them cut it below what was in use
+//! then, the *wall*, and begin a new *generation*, for which earlier results count for nothing. The limit stays below the wall for
+//! a while, which doubles if it meets the wall in the same place again, unless nothing was accepted since: that is an outage. All
+//! arithmetic is in whole numbers, and is the same in `script/pace.lua`.
+
+use std::cmp::{max, min};
+
+use super::{
+    Pacing, Results,
+    layout::{MAX_WALL_MS, OVERLOAD, TRIP, WALL_MS},
+};
+
+/// The state of a key, as the store keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PaceState {
+    pub(crate) limit: u32,
+    /// The number of cuts so far.
+    pub(crate) generation: u64,
+    /// Overloaded results, as far as accepted ones do not outweigh them.
+    pub(crate) score: u32,
+    /// What was in use at the last cut; 0: no wall is known.
+    pub(crate) wall: u32,
+    /// Until when the limit stays below the wall, in store milliseconds.
+    pub(crate) wall_until_ms: u64,
+    /// The length of this time.
+    pub(crate) wall_ms: u64,
+    /// Whether any result of this generation was accepted.
+    pub(crate) any_accepted: bool,
+    pub(crate) last_cut: Option<LastCut>,
+}
+
+/// The last cut of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LastCut {
+    /// In store milliseconds.
+    pub(crate) at_ms: u64,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+}
+
+impl PaceState {
+    /// Nothing is known yet: the limit has its declared value.
+    pub(crate) fn new(limit: u32) -> Self {
+        Self {
+            limit,
+            generation: 0,
+            score: 0,
+            wall: 0,
+            wall_until_ms: 0,
+            wall_ms: 0,
+            any_accepted: false,
+            last_cut: None,
+        }
+    }
+
+    /// Reads the text in the store: the numbers in the order of the fields.
+    #[allow(dead_code, reason = "for operators")]
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let words = str::from_utf8(text).ok()?.split(' ');
+        let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
+        let [
+            limit,
+            generation,
+            score,
+            wall,
+            wall_until_ms,
+            wall_ms,
+            any,
+            at_ms,
+            from,
+            to,
+        ] = numbers?[..]
+        else {
+            return None;
+        };
+        let small = |number: u64| u32::try_from(number).ok();
+        let (from, to) = (small(from)?, small(to)?);
+        Some(Self {
+            limit: small(limit)?,
+            generation,
+            score: small(score)?,
+            wall: small(wall)?,
+            wall_until_ms,
+            wall_ms,
+            any_accepted: any == 1,
+            last_cut: (at_ms > 0).then_some(LastCut { at_ms, from, to }),
+        })
+    }
+
+    /// What applies to a replica with these bounds, which may have changed since.
+    pub(crate) fn pacing(&self, results: &Results) -> Pacing {
+        Pacing {
+            limit: max(results.floor, min(self.limit, results.ceiling)),
+            generation: self.generation,
+        }
+    }
+
+    /// Whether a limit counts as used up.
+    pub(crate) fn binds(limit: u32, in_use: u32) -> bool {
+        10 * u64::from(in_use) >= 9 * u64::from(limit)
+    }
+
+    /// Counts results, while this much was in use. Returns whether any counted: not those of another generation.
+    pub(crate) fn count(&mut self, results: &Results, in_use: u32, now_ms: u64) -> bool {
+        let Results {
+            accepted,
+            overloaded,
+            generation,
+            ..
+        } = *results;
+        if generation != self.generation || max(accepted, overloaded) == 0 {
+            return false;
+        }
+        self.limit = self.pacing(results).limit;
+        self.any_accepted |= accepted > 0;
+        let raised = u64::from(self.score) + u64::from(OVERLOAD) * u64::from(overloaded);
+        let score = raised.saturating_sub(accepted.into());
+        if score >= TRIP.into() {
+            self.cut(results.floor, in_use, now_ms);
+        } else {
+            self.score = score as u32;
+            self.grow(results, in_use, now_ms);
+        }
+        true
+    }
+
+    fn cut(&mut self, floor: u32, in_use: u32, now_ms: u64) {
+        let apart = u64::from(in_use.abs_diff(self.wall));
+        let is_same = self.wall > 0 && 10 * apart <= u64::from(self.wall) && self.any_accepted;
+        self.wall_ms = if is_same {
+            min(2 * self.wall_ms, MAX_WALL_MS)
+        } else {
+            WALL_MS
+        };
+        (self.wall, self.wall_until_ms) = (in_use, now_ms + self.wall_ms);
+        let below = (9 * u64::from(in_use) / 10) as u32;
+        let (from, to) = (self.limit, max(floor, min(self.limit - 1, below)));
+        self.last_cut = Some(LastCut {
+            at_ms: now_ms,
+            from,
+            to,
+        });
+        (self.limit, self.score, self.any_accepted) = (to, 0, false);
+        self.generation += 1;
+    }
+
+    /// By one for each accepted result, if the limit binds, and by a tenth at most: each step lets in as many waiters at once.
+    fn grow(&mut self, results: &Results, in_use: u32, now_ms: u64) {
+        if results.accepted == 0 || !Self::binds(self.limit, in_use) {
+            return;
+        }
+        // A time too far ahead was set before the clock was stepped back.
+        let left_ms = self.wall_until_ms.saturating_sub(now_ms);
+        let stands = self.wall > 0 && (1..=self.wall_ms).contains(&left_ms);
+        let below = if stands { self.wall - 1 } else { u32::MAX };
+        let top = min(results.ceiling, below);
+        let step = min(results.accepted, max(self.limit / 10, 1));
+        self.limit = max(self.limit, min(self.limit + step, top));
+        if 10 * u64::from(self.limit) > 11 * u64::from(self.wall) {
+            self.wall = 0;
+        }
+    }
+}

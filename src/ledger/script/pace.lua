@@ -1,0 +1,40 @@
+
+-- A limit that finds its own value, as in ledger/pace.rs. Without one this is not created.
+
+local pace = nil
+if has_paced then
+  -- `pace`: counts what a replica reports of the upstream, while this much is in use and as much has just left. Puts the limit that
+  -- was found in place of the ledger's, and notes it for the reply, with its generation.
+  function pace(ledger, in_use, removed)
+    local key, pattern = ledger.key .. PACE, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([01]) (%d+) (%d+) (%d+)$'
+    local floor, ceiling, reported, accepted, overloaded = struct.unpack(PACE_REPORT, ledger.results)
+    local limit, generation, score, wall, until_ms, wall_ms, any, cut_ms, from, to = string.match(call('GET', key) or '', pattern)
+    limit = math.max(floor, math.min(tonumber(limit or ledger.limit), ceiling))
+    generation = tonumber(generation or 0)
+    if reported == generation and accepted + overloaded > 0 then
+      wall, until_ms, wall_ms = tonumber(wall or 0), tonumber(until_ms or 0), tonumber(wall_ms or 0)
+      cut_ms, from, to = tonumber(cut_ms or 0), tonumber(from or 0), tonumber(to or 0)
+      in_use = math.max(in_use, math.min(in_use + removed, limit))
+      any = accepted > 0 and '1' or any or '0'
+      score = math.max(tonumber(score or 0) + OVERLOAD * overloaded - accepted, 0)
+      if score >= TRIP then
+        local is_same = wall > 0 and 10 * math.abs(in_use - wall) <= wall and any == '1'
+        wall_ms = is_same and math.min(2 * wall_ms, MAX_WALL_MS) or WALL_MS
+        wall, until_ms = in_use, now_ms + wall_ms
+        cut_ms, from, to = now_ms, limit, math.max(floor, math.min(limit - 1, math.floor(9 * in_use / 10)))
+        limit, generation, score, any = to, generation + 1, 0, '0'
+      elseif accepted > 0 and 10 * in_use >= 9 * limit then
+        local left_ms, top = until_ms - now_ms, ceiling
+        if wall > 0 and left_ms > 0 and left_ms <= wall_ms then -- else the clock was stepped back since
+          top = math.min(ceiling, wall - 1)
+        end
+        limit = math.max(limit, math.min(limit + math.min(accepted, math.max(math.floor(limit / 10), 1)), top))
+        wall = 10 * limit > 11 * wall and 0 or wall
+      end
+      local text = '%.0f %.0f %.0f %.0f %.0f %.0f %s %.0f %.0f %.0f'
+      text = string.format(text, limit, generation, score, wall, until_ms, wall_ms, any, cut_ms, from, to)
+      redis.pcall('SET', key, text, 'PX', PACE_TTL_MS) -- by pcall: at maxmemory the limit stays as it is
+    end
+    ledger.limit, ledger.most, ledger.paced, ledger.generation = limit, limit, limit, generation
+  end
+end
