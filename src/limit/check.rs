@@ -130,7 +130,7 @@ impl Limit {
         let fault = if self.refill.is_some() {
             "a rate has no slots to be adapted".to_owned()
         } else if self.reuse {
-            "set no `reuse`, since a reused slot does not show when its request began".to_owned()
+            "set no `reuse`, since slots that a replica keeps look as if in use".to_owned()
         } else if floor == 0 || floor > ceiling || ceiling > most {
             format!(
                 "its bounds are {floor} to {ceiling}: they must be 1 to {most}, the lower first"

@@ -1,15 +1,19 @@
 //! Limits that find their own value: what a layer takes from responses and handlers.
 
-use std::{convert::Infallible, ops::RangeInclusive, time::Duration};
+use std::{convert::Infallible, future::ready, ops::RangeInclusive, time::Duration};
 
+use futures_util::future::join_all;
 use http::{Request, Response};
-use tower::{Layer, service_fn};
+use tower::{Layer, Service, service_fn};
 use tower_turnstile::{
-    AcquireErrorKind, ConfigErrorKind, Key, Limit, Limiter, Scope, Slot,
-    layer::{Outcome, overload},
+    AcquireErrorKind, ConfigErrorKind, Key, Limit, LimitLayer, Limiter, Scope, Slot,
+    layer::{Outcome, overload, slower_than},
 };
 
-use crate::support::{get, send};
+use crate::{
+    common::{redis_server::RedisServer, soon},
+    support::{get, on_redis, send},
+};
 
 const GPU: Limit = Limit::concurrent("gpu", 10).wait_up_to(Duration::from_secs(60));
 
@@ -115,4 +119,133 @@ async fn a_report_names_a_limit_with_slots() {
         .layer((adaptive(5..=40), starts.by_key(|_| Some(Key::SHARED))))
         .unwrap();
     assert_eq!(send(&layer.layer(service), get("/")).await.status(), 200);
+}
+
+/// The limiter's value for the key that all callers share.
+async fn value(limiter: &Limiter) -> u32 {
+    let gpu = limiter.limit("gpu").expect("the layer has it");
+    let semaphore = limiter.semaphore(&gpu, Key::SHARED).unwrap();
+    semaphore.usage().await.unwrap().max
+}
+
+/// Answers each request with the status in its path, after as many milliseconds as its query says.
+fn upstream()
+-> impl Service<Request<()>, Response = Response<String>, Error = Infallible, Future: Send> + Clone
+{
+    service_fn(async |request: Request<()>| {
+        let ms = request.uri().query().map_or(0, |ms| ms.parse().unwrap());
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+        let status = request.uri().path().trim_start_matches('/');
+        let response = Response::builder().status(status);
+        Ok(response.body(String::new()).expect("valid"))
+    })
+}
+
+/// Sends as many requests at once.
+async fn burst(layer: &LimitLayer, count: usize, path: &str) {
+    let service = layer.layer(upstream());
+    join_all((0..count).map(|_| send(&service, get(path)))).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_grows_and_is_cut_by_its_responses() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(adaptive(5..=12)).unwrap();
+    burst(&layer, 1, "/200").await;
+    assert_eq!(value(&limiter).await, 10, "most slots are free");
+    burst(&layer, 10, "/500?20").await;
+    assert_eq!(value(&limiter).await, 10, "that says nothing");
+    burst(&layer, 10, "/200?20").await;
+    assert_eq!(
+        value(&limiter).await,
+        11,
+        "by the first two responses, while nine tenths were in use"
+    );
+    burst(&layer, 10, "/200?20").await;
+    burst(&layer, 12, "/200?20").await;
+    assert_eq!(value(&limiter).await, 12, "its ceiling");
+    burst(&layer, 12, "/503?20").await;
+    assert_eq!(
+        value(&limiter).await,
+        9,
+        "nine tenths of the ten that were in use at the third"
+    );
+}
+
+/// The wait in the queue does not count, nor does the body.
+#[tokio::test(start_paused = true)]
+async fn a_late_head_is_an_overload() {
+    let limiter = Limiter::in_memory();
+    let scope = Scope::from(GPU)
+        .outcome_by(overload)
+        .outcome_by(slower_than(Duration::from_secs(2)));
+    let layer = limiter.layer(scope.adapt(5..=40)).unwrap();
+    burst(&layer, 30, "/200?2000").await;
+    let grown = value(&limiter).await;
+    assert!(grown > 10, "{grown}: the last waited for four seconds");
+    burst(&layer, 3, "/404?2001").await;
+    let cut = value(&limiter).await;
+    assert_eq!(cut, 5, "three were in use");
+    burst(&layer, 3, "/503?0").await;
+    assert_eq!(value(&limiter).await, 5, "its floor");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_limit_of_a_request_follows_its_own_judge() {
+    let limiter = Limiter::in_memory();
+    let other = Limit::concurrent("other", 10);
+    let late = Scope::from(&other)
+        .outcome_by(slower_than(Duration::from_secs(2)))
+        .adapt(1..=40);
+    let layer = limiter.layer((adaptive(1..=40), late)).unwrap();
+    burst(&layer, 4, "/503?10").await;
+    let of_other = async || {
+        let other = limiter.limit("other").expect("the layer has it");
+        limiter
+            .semaphore(&other, Key::SHARED)
+            .unwrap()
+            .usage()
+            .await
+            .unwrap()
+            .max
+    };
+    assert_eq!((value(&limiter).await, of_other().await), (1, 10));
+    burst(&layer, 1, "/200?2001").await;
+    burst(&layer, 1, "/200?2001").await;
+    burst(&layer, 1, "/200?2001").await;
+    assert_eq!(of_other().await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_and_pauses_count_as_overloads() {
+    for outcome in [
+        Outcome::Overloaded,
+        Outcome::Pause(Duration::from_millis(1)),
+    ] {
+        let limiter = Limiter::in_memory();
+        let service = service_fn(move |request: Request<()>| {
+            let slot = request.extensions().get::<Slot>().expect("a slot").clone();
+            (0..3).for_each(|_| slot.report(&GPU, outcome).expect("it has a slot"));
+            ready(Ok::<_, Infallible>(Response::new(String::new())))
+        });
+        // No judge: only the handler knows.
+        let layer = limiter.layer(Scope::from(GPU).adapt(2..=40)).unwrap();
+        send(&layer.layer(service), get("/")).await;
+        assert_eq!(value(&limiter).await, 2, "{outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn replicas_share_the_value() {
+    let server = RedisServer::start();
+    let (one, another) = (on_redis(&server).await, on_redis(&server).await);
+    let layers = [&one, &another].map(|limiter| limiter.layer(adaptive(5..=40)).unwrap());
+    // Until a replica has had an answer of the store, it knows no generation.
+    for layer in &layers {
+        burst(layer, 1, "/200").await;
+    }
+    burst(&layers[0], 3, "/503?50").await;
+    // The last results are sent within a tenth of a second.
+    soon(async { while value(&another).await == 10 {} }).await;
+    assert_eq!((value(&one).await, value(&another).await), (5, 5));
 }
