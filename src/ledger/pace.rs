@@ -40,6 +40,15 @@ pub(crate) struct LastCut {
     pub(crate) to: u32,
 }
 
+/// What operators see of a limit's past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PacePast {
+    /// The wall, and how long it still stands, in ms.
+    pub(crate) wall: Option<(u32, u64)>,
+    /// The last cut, with its age in ms in place of its time.
+    pub(crate) cut: Option<LastCut>,
+}
+
 impl PaceState {
     /// Nothing is known yet: the limit has its declared value.
     pub(crate) fn new(limit: u32) -> Self {
@@ -56,7 +65,7 @@ impl PaceState {
     }
 
     /// Reads the text in the store: the numbers in the order of the fields.
-    #[allow(dead_code, reason = "for operators")]
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let words = str::from_utf8(text).ok()?.split(' ');
         let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
@@ -87,6 +96,18 @@ impl PaceState {
             any_accepted: any == 1,
             last_cut: (at_ms > 0).then_some(LastCut { at_ms, from, to }),
         })
+    }
+
+    pub(crate) fn past(&self, now_ms: u64) -> PacePast {
+        let left_ms = self.wall_until_ms.saturating_sub(now_ms);
+        let age = |cut: LastCut| LastCut {
+            at_ms: now_ms.saturating_sub(cut.at_ms),
+            ..cut
+        };
+        PacePast {
+            wall: (self.wall > 0 && left_ms > 0).then_some((self.wall, left_ms)),
+            cut: self.last_cut.map(age),
+        }
     }
 
     /// What applies to a replica with these bounds, which may have changed since.

@@ -114,10 +114,7 @@ impl Upstream {
                 write.write_all(b"503\n").await?;
                 continue;
             }
-            self.with(|state| state.active += 1);
-            let served = self.stream(length, &mut write).await;
-            self.with(|state| state.active -= 1);
-            served?;
+            self.stream(length, &mut write).await?;
         }
         Ok(())
     }
@@ -128,13 +125,17 @@ impl Upstream {
         write: &mut (impl AsyncWriteExt + Unpin),
     ) -> std::io::Result<()> {
         let arrived = Instant::now();
+        self.with(|state| state.active += 1);
         if let Some(time) = self.plan.time_to_head {
             self.work(time).await;
             let is_late = arrived.elapsed() > self.plan.target;
             self.with(|state| state.overloads += u64::from(is_late));
         }
-        write.write_all(b"200\n").await?;
+        let told = write.write_all(b"200\n").await;
         self.work(length).await;
+        // Before the client learns of the end: it may call again at once.
+        self.with(|state| state.active -= 1);
+        told?;
         write.write_all(b"end\n").await
     }
 }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::{
     ledger::{PaceState, Pacing, Results, layout::PACE_TTL_MS},
     limit::{Adapt, Verdict},
+    operable::PaceLook,
 };
 
 /// Shortest time between two reports.
@@ -31,6 +32,8 @@ struct Pace {
     /// When results may be sent again, and whether they are to be sent then.
     next_report: Instant,
     is_due: bool,
+    /// Overloads that were counted since this process has known the value.
+    counted: u64,
     /// Without a store: the state, and the time of the last result.
     here: Option<(PaceState, Instant)>,
 }
@@ -48,6 +51,16 @@ impl KeyPace {
     /// The value that the limit has found.
     pub fn pacing(&self) -> Option<Pacing> {
         self.0.as_ref().map(|pace| pace.pacing)
+    }
+
+    /// For operators. Without a store, this process knows of the last cut too.
+    pub fn look(&self, bounds: Adapt, declared: u32, now_ms: u64) -> PaceLook {
+        let mut look = PaceLook::new(bounds, declared);
+        if let Some(pace) = self.0.as_deref() {
+            (look.cuts, look.overloaded) = (pace.pacing.generation, pace.counted);
+            look.past = pace.here.map(|(state, _)| state.past(now_ms));
+        }
+        look
     }
 
     /// Follows the store's answer to an exchange that was sent then.
@@ -83,6 +96,7 @@ impl KeyPace {
             Verdict::Overloaded => &mut pace.overloaded,
         };
         *count = count.saturating_add(1);
+        pace.counted += u64::from(verdict == Verdict::Overloaded);
         let is_now = now >= pace.next_report;
         pace.is_due |= matters && !is_now;
         matters && is_now
@@ -148,6 +162,7 @@ impl KeyPace {
             Verdict::Overloaded => results.overloaded = 1,
         }
         state.count(&results, in_use, now_ms);
+        pace.counted += u64::from(results.overloaded);
         let pacing = state.pacing(&results);
         pace.change(pacing, now)
     }
@@ -178,6 +193,7 @@ impl Pace {
             overloaded: 0,
             next_report: since,
             is_due: false,
+            counted: 0,
             here: None,
         }
     }

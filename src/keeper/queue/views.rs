@@ -160,6 +160,7 @@ impl Queue {
             max: terms.max(),
             budget: None,
             pause: pause.map(|(end, own)| PauseLook { end, own }),
+            pace: terms.look_at_pace(ctx.local_us() / 1_000),
             recovering: terms.is_returning(ctx) && terms.limit().current_mode() == Mode::Enforce,
         }));
         for (seq, entry) in self.entries.all().since(from) {
