@@ -1,18 +1,20 @@
 //! Adaptive limits before upstreams whose capacity moves: processes for the upstream and for each replica, and a Redis.
 //!
 //! ```sh
-//! cargo run --release --manifest-path benches/adaptive/Cargo.toml             # all cases, eight at a time: an hour
-//! cargo run --release --manifest-path benches/adaptive/Cargo.toml long        # cases whose name contains this
+//! cargo build --release --manifest-path benches/adaptive/Cargo.toml && cd benches/adaptive
+//! target/release/adaptive            # all cases, eight at a time: an hour and a half
+//! target/release/adaptive short      # cases whose name contains this
+//! target/release/adaptive page       # writes `benches/ADAPTIVE.md` anew from what has run
 //! ```
 //!
-//! Prints a table, and writes `benches/ADAPTIVE.md` with a picture of each case if all of them have run.
+//! Prints a table, and keeps what each upstream has seen in the folder `adaptive` for temporary files.
 
 mod page;
 mod plan;
 mod replica;
 mod upstream;
 
-use std::{env, error::Error, process::Stdio, sync::Arc, time::Duration};
+use std::{env, error::Error, fs, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
 
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -74,8 +76,8 @@ fn cases() -> Vec<Case> {
         plan: plan.split(' ').map(str::to_owned).collect(),
     };
     let mut cases = Vec::new();
-    let long = "phases=180:200,180:70,180:150 long=1 faster=10";
-    let short = "phases=120:200,120:70,120:150";
+    let long = "phases=420:200,420:70,420:150 long=1 faster=2";
+    let short = "phases=240:200,240:70,240:150";
     for (group, plan) in [("long streams", long), ("short streams", short)] {
         cases.push(case(group, "static", 3, 200, plan));
         for replicas in [3, 12] {
@@ -93,23 +95,23 @@ fn cases() -> Vec<Case> {
     for (group, plan) in [
         (
             "down for two minutes",
-            "phases=60:150,120:0,120:150 long=1 faster=10",
+            "phases=120:150,120:0,180:150 long=1 faster=2",
         ),
         (
             "1 % refused at random",
-            "phases=180:150 long=1 faster=10 random=0.01",
+            "phases=420:150 long=1 faster=2 random=0.01",
         ),
         (
             "3 % refused at random",
-            "phases=180:150 long=1 faster=10 random=0.03",
+            "phases=420:150 long=1 faster=2 random=0.03",
         ),
         (
             "5 % refused at random",
-            "phases=180:150 long=1 faster=10 random=0.05",
+            "phases=420:150 long=1 faster=2 random=0.05",
         ),
         (
-            "a tenth of the demand for a minute",
-            "phases=180:200 long=1 faster=10 quiet=60",
+            "a tenth of the demand for two minutes",
+            "phases=420:200 long=1 faster=2 quiet=120",
         ),
     ] {
         cases.push(case(group, "turnstile", 3, 150, plan));
@@ -137,11 +139,27 @@ async fn main() -> Result<(), Failed> {
             };
             replica.run(&limit).await
         }
+        Some("page") => {
+            let outcomes = cases().into_iter().filter_map(|case| {
+                let text = fs::read_to_string(kept(&case)).ok()?;
+                Some(Outcome::new(
+                    case,
+                    text.lines().filter_map(Line::parse).collect(),
+                ))
+            });
+            Ok(page::write(&outcomes.collect::<Vec<_>>())?)
+        }
         filter => compare(filter).await,
     }
 }
 
+/// What the upstream of this case has seen.
+fn kept(case: &Case) -> PathBuf {
+    env::temp_dir().join("adaptive").join(case.name())
+}
+
 async fn compare(filter: Option<&str>) -> Result<(), Failed> {
+    fs::create_dir_all(env::temp_dir().join("adaptive"))?;
     let mut cases = cases();
     cases.retain(|case| filter.is_none_or(|filter| case.name().contains(filter)));
     let turns = Arc::new(Semaphore::new(TOGETHER));
@@ -149,19 +167,16 @@ async fn compare(filter: Option<&str>) -> Result<(), Failed> {
         let turns = turns.clone();
         tokio::spawn(async move {
             let _turn = turns.acquire().await?;
-            let lines = run(&case).await?;
-            let outcome = Outcome::new(case, lines);
-            println!("{}", outcome.row());
-            Ok::<_, Failed>(outcome)
+            let text = run(&case).await?;
+            fs::write(kept(&case), &text)?;
+            let lines = text.lines().filter_map(Line::parse);
+            println!("{}", Outcome::new(case, lines.collect()).row());
+            Ok::<_, Failed>(())
         })
     });
     println!("{}", page::HEAD);
-    let mut outcomes = Vec::new();
     for run in runs.collect::<Vec<_>>() {
-        outcomes.push(run.await??);
-    }
-    if filter.is_none() {
-        page::write(&outcomes)?;
+        run.await??;
     }
     Ok(())
 }
@@ -176,7 +191,7 @@ fn own(arguments: &[String]) -> Result<Child, Failed> {
 }
 
 /// Runs the processes of a case, and returns what its upstream has seen.
-async fn run(case: &Case) -> Result<Vec<Line>, Failed> {
+async fn run(case: &Case) -> Result<String, Failed> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("redis");
     let mut redis = Command::new("redis-server");
@@ -204,9 +219,10 @@ async fn run(case: &Case) -> Result<Vec<Line>, Failed> {
         ];
         replicas.push(own(&of(&arguments))?);
     }
-    let mut seen = Vec::new();
+    let mut seen = String::new();
     while let Some(line) = lines.next_line().await? {
-        seen.push(Line::parse(&line).ok_or("not a line")?);
+        seen += &line;
+        seen += "\n";
     }
     drop((replicas, redis));
     Ok(seen)
