@@ -65,7 +65,7 @@ impl PaceState {
     }
 
     /// Reads the text in the store: the numbers in the order of the fields.
-    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
+    #[allow(dead_code, reason = "for operators")]
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let words = str::from_utf8(text).ok()?.split(' ');
         let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
