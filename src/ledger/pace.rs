@@ -13,7 +13,7 @@ use super::{
 };
 
 /// The state of a key, as the store keeps it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PaceState {
     pub(crate) limit: u32,
     /// The number of cuts so far.
@@ -54,13 +54,7 @@ impl PaceState {
     pub(crate) fn new(limit: u32) -> Self {
         Self {
             limit,
-            generation: 0,
-            score: 0,
-            wall: 0,
-            wall_until_ms: 0,
-            wall_ms: 0,
-            any_accepted: false,
-            last_cut: None,
+            ..Self::default()
         }
     }
 

@@ -6,15 +6,13 @@ use std::{mem, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    ledger::{PaceState, Pacing, Results, layout::PACE_TTL_MS},
+    ledger::{PaceState, Pacing, Results},
     limit::{Adapt, Verdict},
     operable::PaceLook,
 };
 
 /// Shortest time between two reports.
 const BETWEEN: Duration = Duration::from_millis(100);
-/// How long this process keeps the state of a key without a store after the last result.
-const KEPT: Duration = Duration::from_millis(PACE_TTL_MS);
 
 /// Boxed, since few limits find their own value.
 #[derive(Default)]
@@ -34,8 +32,8 @@ struct Pace {
     is_due: bool,
     /// Overloads that were counted since this process has known the value.
     counted: u64,
-    /// Without a store: the state, and the time of the last result.
-    here: Option<(PaceState, Instant)>,
+    /// Without a store: the state, for as long as this process remembers the key.
+    here: Option<PaceState>,
 }
 
 /// The limit was cut.
@@ -58,7 +56,7 @@ impl KeyPace {
         let mut look = PaceLook::new(bounds, declared);
         if let Some(pace) = self.0.as_deref() {
             (look.cuts, look.overloaded) = (pace.pacing.generation, pace.counted);
-            look.past = pace.here.map(|(state, _)| state.past(now_ms));
+            look.past = pace.here.map(|state| state.past(now_ms));
         }
         look
     }
@@ -117,14 +115,11 @@ impl KeyPace {
 
     pub fn next_due(&self) -> Option<Instant> {
         let pace = self.0.as_ref()?;
-        let forgotten = pace.here.map(|(_, last)| last + KEPT);
-        pace.is_due.then_some(pace.next_report).or(forgotten)
+        pace.is_due.then_some(pace.next_report)
     }
 
-    /// Whether results are to be sent now. Forgets a state that was kept for long enough.
+    /// Whether results are to be sent now.
     pub fn on_time(&mut self, now: Instant) -> bool {
-        self.0
-            .take_if(|pace| pace.here.is_some_and(|(_, last)| last + KEPT <= now));
         let is_due = |pace: &mut Box<Pace>| pace.is_due && pace.next_report <= now;
         (self.0.as_mut()).is_some_and(|pace| is_due(pace) && mem::take(&mut pace.is_due))
     }
@@ -154,8 +149,7 @@ impl KeyPace {
         if held_since < pace.since {
             return None;
         }
-        let (state, last) = pace.here.get_or_insert((fresh, now));
-        *last = now;
+        let state = pace.here.get_or_insert(fresh);
         results.generation = state.generation;
         match verdict {
             Verdict::Accepted => results.accepted = 1,
@@ -166,20 +160,13 @@ impl KeyPace {
         let pacing = state.pacing(&results);
         pace.change(pacing, now)
     }
-
-    /// Whether this process alone knows the state.
-    pub fn is_here(&self) -> bool {
-        self.0.as_ref().is_some_and(|pace| pace.here.is_some())
-    }
 }
 
 fn no_results(Adapt { floor, ceiling }: Adapt) -> Results {
     Results {
         floor,
         ceiling,
-        generation: 0,
-        accepted: 0,
-        overloaded: 0,
+        ..Results::default()
     }
 }
 
@@ -343,9 +330,6 @@ mod tests {
         }
         let later = now + 60_000 * MS;
         assert_eq!(count(Accepted, later, later), (Some(10), None));
-        assert!(pace.is_here());
-        assert_eq!(pace.next_due(), Some(later + KEPT));
-        assert!(!pace.on_time(later + KEPT) && !pace.is_here());
-        assert_eq!(pace.pacing(), None);
+        assert_eq!((pace.next_due(), pace.on_time(later)), (None, false));
     }
 }
