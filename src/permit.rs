@@ -14,7 +14,7 @@ use crate::{
     error::{AcquireError, AcquireErrorKind, LostErrorKind, ReleaseError},
     keeper::{Granted, KeeperHandle, Notes, Taken},
     leases::{Bounds, Leases},
-    limit::{Limit, MAX_WEIGHT},
+    limit::{Limit, MAX_WEIGHT, Verdict},
     permit_id::PermitId,
     status::Quota,
     telemetry::LimitMeter,
@@ -234,6 +234,11 @@ impl Share {
     /// Pauses a limit of the slots. Returns `false` if none is of this limit.
     pub(crate) fn pause(&self, limit_name: &str, time: Duration) -> bool {
         self.keeper.pause(&self.leases, limit_name, time)
+    }
+
+    /// Reports how an upstream took the request to an adaptive limit of the slots. Returns `false` if none is of this limit.
+    pub(crate) fn report(&self, limit_name: &str, verdict: Verdict) -> bool {
+        self.keeper.report(&self.leases, limit_name, verdict)
     }
 
     /// Returns a reference to the slots that does not own them.

@@ -132,7 +132,7 @@ impl Semaphore {
     pub fn value(mut self, value: impl Into<LimitValue>) -> Result<Self, ConfigError> {
         let value = value.into();
         let bound = self.last();
-        bound.limit.check_value(value)?;
+        bound.limit.check_own_value(value)?;
         bound.value = Some(value);
         Ok(self)
     }

@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 use tower_turnstile::operate::KeyDigest;
 
-use crate::{BudgetRow, LimitRow, PauseRow, PermitRow, RefusalRow, TenantRow, reason_code::Reason};
+use crate::{
+    BudgetRow, LimitRow, PaceRow, PauseRow, PermitRow, RefusalRow, TenantRow, reason_code::Reason,
+};
 
 /// The answers of all replicas to one question.
 ///
@@ -76,6 +78,9 @@ pub struct Explanation {
     /// The caller's pause for an overloaded upstream.
     #[serde(default)]
     pub pause: Option<PauseRow>,
+    /// How an adaptive limit has found its value for this caller, if the caller is in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<PaceRow>,
     /// The outcome of a request now; at a rate, of one unit. `None` for a rate that no replica has charged lately.
     pub verdict: Option<Verdict>,
     /// The caller's permits and queued requests.

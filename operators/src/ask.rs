@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::{
-    RefusalRow, TenantRow,
+    PaceRow, RefusalRow, TenantRow,
     beside::kept_refusals,
     ledger::{self, LedgerLook},
     merge::Collected,
@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const BRIEF: Duration = Duration::from_millis(50);
 /// Maximum number of tenants whose payments are read.
 const MAX_TENANTS: usize = 200;
+/// Maximum number of adaptive limits whose state is read from the store, by a command each.
+const MAX_PACES: usize = 20;
 /// How long a question is valid, in milliseconds on the store's clock.
 const VALID_MS: u64 = 5_000;
 
@@ -137,6 +139,24 @@ impl Remote {
     pub(super) async fn kept_refusals(&self, limit: &str) -> Result<Vec<RefusalRow>, StoreError> {
         let _asking = self.asking.lock().await;
         kept_refusals(&self.control, &self.names, limit).await
+    }
+
+    /// Reads from the store what is known of the first of these adaptive limits.
+    pub(super) async fn read_paces<'a>(
+        &self,
+        rows: impl Iterator<Item = (KeyDigest, &'a mut PaceRow)>,
+    ) -> Result<(), StoreError> {
+        let rows: Vec<_> = rows.take(MAX_PACES).collect();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let _asking = self.asking.lock().await;
+        let ledgers = rows.iter().map(|(key, _)| self.names.ledger(*key));
+        let (now_ms, states) = ledger::paces(&self.control, ledgers).await?;
+        for ((_, row), state) in rows.into_iter().zip(states) {
+            row.read(&state.unwrap_or_default(), now_ms);
+        }
+        Ok(())
     }
 
     /// Reads from the store how far the first of these tenants of a key are behind.

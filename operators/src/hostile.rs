@@ -95,6 +95,7 @@ mod tests {
         "oldest_wait_ms":?,"differs":false,"replica":"a","label":"b","version":"1","uptime_ms":?,"store_up":true,
         "lease_ms":?,"waiter_ttl_ms":?,"token":null,"id":"ID","state":"held","weight":?,"age_ms":?,"place":?,
         "reason":"full","in_use":?,"waited_ms":?,"replicas":?,"paused_keys":?,"pause_ends_in_ms":?,"paused_by":"c","recovering":false,
+        "pace":{"floor":?,"ceiling":?,"declared":?,"cuts":?,"overloaded":?,"wall":?,"wall_ends_in_ms":?,"cut_ms":?,"cut_from":?,"cut_to":?},
         "tenant":"acme-_09","tenant_text":"d","tenant_ahead":?,"share":?,"debt_ms":?}"#;
 
     /// A number or text as JSON, around the limits of the range.

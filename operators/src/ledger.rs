@@ -8,7 +8,7 @@ use tower_turnstile::{
     operate::TenantDigest,
     operate::seam::{
         ControlConnection, Names, StoreError,
-        layout::{ALIVE, ID_CHARS, IDLE, KEEPING, PAUSE, RAMP_MS, REPLICA_CHARS, SHARES},
+        layout::{ALIVE, ID_CHARS, IDLE, KEEPING, PACE, PAUSE, RAMP_MS, REPLICA_CHARS, SHARES},
     },
 };
 
@@ -51,6 +51,33 @@ pub(super) async fn read(
         waiting,
         pause_end_ms,
     })
+}
+
+/// The states of adaptive limits of these ledgers, and the time in milliseconds. `None`: there is none, or it may not be read.
+pub(super) async fn paces(
+    control: &ControlConnection,
+    ledgers: impl Iterator<Item = String>,
+) -> Result<(u64, Vec<Option<Vec<u8>>>), StoreError> {
+    let mut states = Vec::new();
+    for ledger in ledgers {
+        let mut get = cmd("GET");
+        states.push(
+            control
+                .run(get.arg(ledger + PACE))
+                .await
+                .or_else(unless_down)?,
+        );
+    }
+    Ok((control.time_ms().await?, states))
+}
+
+/// The user lacks the permission, unless the store is down.
+fn unless_down<T: Default>(error: StoreError) -> Result<T, StoreError> {
+    if error.is_outage() {
+        Err(error)
+    } else {
+        Ok(T::default())
+    }
 }
 
 /// How far tenants of a fair ledger are behind, in milliseconds. `None`: unknown, since nobody has waited of late.

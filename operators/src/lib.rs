@@ -105,7 +105,7 @@ mod steer;
 pub mod guide {}
 
 pub use tower_turnstile::operate::seam::{
-    BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
+    BudgetRow, KeyRow, LimitRow, PaceRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
     Revocation, TenantRow,
 };
 #[doc(hidden)]

@@ -9,8 +9,8 @@ use std::{
 
 use super::scan::Holders;
 use super::{
-    KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow, TenantRow, answer::Answers,
-    changes::Revoked,
+    KeyRow, LimitRow, PaceRow, PauseRow, PermitRow, RefusalRow, ReplicaRow, TenantRow,
+    answer::Answers, changes::Revoked,
 };
 use tower_turnstile::operate::seam::{Answer, Body};
 
@@ -284,6 +284,7 @@ fn add_key(sum: &mut KeyRow, row: KeyRow) {
         (Some(one), Some(other)) => Some(longest(one, other)),
         (one, other) => one.or(other),
     };
+    sum.pace = later(sum.pace.take(), row.pace);
     sum.recovering |= row.recovering;
     sum.key_text = sum.key_text.take().or(row.key_text);
 }
@@ -316,7 +317,9 @@ fn longest(one: PauseRow, other: PauseRow) -> PauseRow {
 fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     let setting = |row: &LimitRow| {
         let mode = (row.mode.clone(), row.paused, row.fair);
-        (row.max, row.period_ms, mode)
+        // Replicas learn of a new value one after the other.
+        let max = row.pace.as_ref().map_or(row.max, |pace| pace.declared);
+        (max, row.period_ms, mode)
     };
     sum.differs |= setting(sum) != setting(&row);
     sum.max = sum.max.max(row.max);
@@ -339,6 +342,17 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     sum.paused_keys = add(sum.paused_keys, row.paused_keys);
     sum.recovering |= row.recovering;
     sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
+    sum.pace = later(sum.pace.take(), row.pace);
+}
+
+/// What two replicas know of an adaptive limit: the one that has learned of more cuts, and the overloads of both.
+fn later(one: Option<PaceRow>, other: Option<PaceRow>) -> Option<PaceRow> {
+    let overloaded = [&one, &other].map(|row| row.as_ref().map_or(0, |row| row.overloaded));
+    let latest = one.into_iter().chain(other).max_by_key(|row| row.cuts);
+    latest.map(|mut row| {
+        row.overloaded = overloaded[0].saturating_add(overloaded[1]);
+        row
+    })
 }
 
 #[cfg(test)]

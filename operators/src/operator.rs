@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::ask::Remote;
 use super::{
-    KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow,
+    KeyRow, LimitRow, PaceRow, PermitRow, RefusalRow, ReplicaRow, TenantRow,
     answer::Answers,
     error::{OperateError, OperateErrorKind},
     merge::{Collected, MergedRow},
@@ -86,7 +86,25 @@ impl Operator {
     ///
     /// See [`replicas`](Self::replicas).
     pub async fn limits(&self) -> Result<Answers<LimitRow>, OperateError> {
-        Ok(self.ask(Question::Limits(None)).await?.rows(""))
+        let mut limits: Answers<LimitRow> = self.ask(Question::Limits(None)).await?.rows("");
+        let shared = limits.rows.iter_mut().filter(|row| row.shared);
+        let paces = shared.filter_map(|row| {
+            let key = KeyDigest::of(&row.limit, Key::SHARED);
+            Some((key, row.pace.as_mut()?))
+        });
+        self.read_paces(paces).await?;
+        Ok(limits)
+    }
+
+    /// What the store knows of adaptive limits; without a store, the rows have it.
+    async fn read_paces<'a>(
+        &self,
+        rows: impl Iterator<Item = (KeyDigest, &'a mut PaceRow)>,
+    ) -> Result<(), OperateError> {
+        if let Access::Store(remote) = &self.0 {
+            remote.read_paces(rows).await?;
+        }
+        Ok(())
     }
 
     /// Lists the holders and waiters of a limit, under all keys or one.
@@ -115,7 +133,11 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<KeyRow>, OperateError> {
-        self.rows_of(limit, key, Question::Keys).await
+        let mut keys: Answers<KeyRow> = self.rows_of(limit, key, Question::Keys).await?;
+        let rows = keys.rows.iter_mut();
+        let paces = rows.filter_map(|row| Some((row.key, row.pace.as_mut()?)));
+        self.read_paces(paces).await?;
+        Ok(keys)
     }
 
     /// Lists the latest refusals of a limit, newest first, up to 20 per replica; and up to 20 of the commands of

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     key::Key,
-    layer::{OnLost, Scope, overload},
+    layer::{OnLost, Scope, overload, slower_than},
     limit::{Limit, LimitValue, MAX_SCOPES},
     reason::AMBIGUOUS_PATH,
 };
@@ -125,8 +125,11 @@ impl CheckedLimit {
         if config.clamp_cost {
             scope = scope.clamp_cost();
         }
-        if let Some(OutcomeConfig::Overload) = config.outcome {
+        if let Some(judge) = config.outcome {
             scope = scope.outcome_by(overload);
+            if let OutcomeConfig::SlowerThan(target) = judge {
+                scope = scope.outcome_by(slower_than(target));
+            }
         }
         scope = if_set(scope, config.pause_at_most, Scope::pause_at_most);
         if let Some(fair) = &config.fair {
@@ -231,6 +234,13 @@ fn check_weights(config: &Config, limits: &BTreeMap<String, CheckedLimit>, fault
             if weight > most {
                 let message =
                     format!("is more than limit `{name}` has for any request, which is {most}");
+                faults.add(&path, message);
+            } else if let Some(floor) = limit
+                .adapt
+                .map(|adapt| adapt.floor)
+                .filter(|floor| weight > *floor)
+            {
+                let message = format!("is more than the floor of limit `{name}`, which is {floor}");
                 faults.add(&path, message);
             }
         }

@@ -31,7 +31,7 @@ use crate::{
     key::Key,
     layer::check_pause,
     ledger::Rate,
-    limit::{Class, Fallback, Limit, LimitValue, Mode},
+    limit::{Adapt, Class, Fallback, Limit, LimitValue, Mode},
     ranges::MAX_LIMIT,
     unit::{MAX_UNIT_LEN, Unit},
 };
@@ -107,8 +107,12 @@ pub struct LimitConfig {
     /// Default: no, all requests without a tenant are one tenant.
     pub require_tenant: bool,
     /// Judgement of responses: `"overload"` pauses the limit for the key of a request, in all replicas, if its response says
-    /// that the service is overloaded, and for how long. See [`Scope::outcome_by`](crate::Scope::outcome_by). Default: none.
+    /// that the service is overloaded, and for how long. `{ slower_than = "2s" }` also judges a later response head as overloaded,
+    /// for an [`adapt`](Self::adapt). See [`Scope::outcome_by`](crate::Scope::outcome_by). Default: none.
     pub(super) outcome: Option<OutcomeConfig>,
+    /// Bounds within which the limit finds its own value: `{ floor = 5, ceiling = 400 }`. See
+    /// [`Scope::adapt`](crate::Scope::adapt). Default: none, the value is fixed.
+    pub(super) adapt: Option<Adapt>,
     /// Longest pause, at most 1 hour. See [`Scope::pause_at_most`](crate::Scope::pause_at_most). Default: 60 seconds.
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
@@ -146,10 +150,17 @@ pub struct LimitConfig {
 /// A judgement of responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "snake_case")]
 pub(super) enum OutcomeConfig {
-    /// See [`overload`](crate::layer::overload).
+    /// By status, gRPC status and `Retry-After`: see [`overload`](crate::layer::overload).
     Overload,
+    /// In the same way, and by the time from the admission of a request to the head of its response: see
+    /// [`slower_than`](crate::layer::slower_than).
+    SlowerThan(
+        #[serde(with = "humantime_serde")]
+        #[cfg_attr(test, schemars(with = "schema::Time"))]
+        Duration,
+    ),
 }
 
 impl LimitConfig {
@@ -206,6 +217,7 @@ impl LimitConfig {
         if self.fair.is_some() {
             limit = limit.made_fair();
         }
+        limit = if_set(limit, self.adapt, Limit::adapted);
         if self.rate.is_some() {
             limit = if_set(limit, self.burst, Limit::burst);
             let unit = self
@@ -309,6 +321,21 @@ impl LimitConfig {
         if self.rate.is_some() && self.outcome.is_some() {
             fault("outcome", "a rate has no slots to be paused");
         }
+        match (self.outcome, self.adapt) {
+            (Some(OutcomeConfig::SlowerThan(Duration::ZERO)), _) => {
+                fault("outcome.slower_than", "must be above 0");
+            }
+            (Some(OutcomeConfig::SlowerThan(_)), None) => {
+                fault(
+                    "outcome.slower_than",
+                    "is for a limit with `adapt`, and there is none",
+                );
+            }
+            (None, Some(_)) if self.rate.is_none() => {
+                fault("adapt", "needs an `outcome`, which the limit follows");
+            }
+            _ => {}
+        }
         let by = self.fair.as_ref().and_then(|fair| fair.by.as_ref());
         if self.require_tenant && by.is_none() {
             let message = "belongs to `fair` with `by`, and there is none";
@@ -351,7 +378,7 @@ impl LimitConfig {
         let plain = self.plain(name, None, None);
         let limit = limit.unwrap_or(&plain);
         let check = |path: &str, value: LimitValue, faults: &mut Faults| {
-            let is_valid = faults.take(path, limit.check_value(value)).is_some();
+            let is_valid = faults.take(path, limit.check_own_value(value)).is_some();
             if is_valid
                 && let Some(Rate { burst, .. }) = limit.to_rate(value)
                 && cost.is_some_and(|cost| cost.is_above(burst))

@@ -57,7 +57,8 @@
 //! | | `fair`, not for a rate: `true`, or `{ by = { header = "x-tenant" }, shares = { acme = 3 }, plans = { gold = 3 } }`, where `by` has the form of a `key` by headers or address: see [Tenants](crate::guide::tenants) | `false`: first come, first served |
 //! | | `require_tenant`: requests without a tenant are refused with 400 | `false`: all of them are one tenant |
 //! | | `unrouted`: no route has the limit, only code uses it | `false`: at least one route has the limit |
-//! | | `outcome`, not for a rate: `"overload"` pauses the limit for the key of a response that asks for it: see [`Scope::outcome_by`](crate::Scope::outcome_by) | none |
+//! | | `outcome`, not for a rate: `"overload"` pauses the limit for the key of a response that asks for it: see [`Scope::outcome_by`](crate::Scope::outcome_by); `{ slower_than = "2s" }` also judges a later head as overloaded, for `adapt` | none |
+//! | | `adapt`, not for a rate: `{ floor = 5, ceiling = 400 }`, within which the limit finds its own value: see [Adaptive limits](crate::guide::adaptive) | the value is fixed |
 //! | | `pause_at_most`, up to 1 hour | `"60s"` |
 //! | | `mode`: `"enforce"`, `"shadow"`, `"off"` | `"enforce"` |
 //! | | `fallback`: `"local"`, `{ local = 3 }`, `"share"`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |

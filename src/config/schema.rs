@@ -130,11 +130,13 @@ pub(super) fn limit_rules() -> Json {
                 "clamp_cost": { "const": false }, "plans": of_slots, "overrides": of_slots,
                 "fallback": { "properties": { "local": { "maximum": MAX_LIMIT } } },
             } },
-            { "required": ["rate", "per"], "not": any(&["concurrent", "outcome"]), "properties": {
+            { "required": ["rate", "per"], "not": any(&["concurrent", "outcome", "adapt"]), "properties": {
                 "reuse": { "const": false }, "fair": { "const": false }, "plans": of_a_rate, "overrides": of_a_rate,
             } },
         ] },
-        { "dependencies": { "pause_at_most": ["outcome"] } },
+        { "dependencies": { "pause_at_most": ["outcome"], "adapt": ["outcome"] } },
+        { "if": is_set("outcome", json!({ "type": "object" })), "then": { "required": ["adapt"] } },
+        { "if": { "required": ["adapt"] }, "then": { "properties": { "reuse": { "const": false } } } },
         {
             "if": is_set("fair", json!({ "not": { "const": false } })),
             "then": { "required": ["wait"], "properties": { "reuse": { "const": false } } },

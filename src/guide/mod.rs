@@ -13,6 +13,7 @@
 //! | page | answers |
 //! | --- | --- |
 //! | [`number`] | Which number do I set? |
+//! | [`adaptive`] | How does a limit follow an upstream whose capacity moves? |
 //! | [`keep_free`] | How do I keep slots free for interactive work? How do organisations, teams and users share? |
 //! | [`tenants`] | How do customers share one pool fairly, so that one customer's backlog does not delay everybody? |
 //! | [`tokens`] | How do I limit a cost that is known only at the end, such as the tokens of a model? |
@@ -125,6 +126,10 @@ pub mod bounds {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("number.md")]
 pub mod number {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("adaptive.md")]
+pub mod adaptive {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("keep_free.md")]

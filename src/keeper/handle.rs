@@ -130,7 +130,6 @@ impl KeeperHandle {
     }
 
     /// Counts the verdict on a request that holds these leases, for its limit of this name. Returns whether it has one.
-    #[allow(dead_code, reason = "the layer reports it")]
     pub fn report(&self, leases: &Leases, limit_name: &str, verdict: Verdict) -> bool {
         self.act(|core| core.report(leases, limit_name, verdict))
     }

@@ -17,15 +17,12 @@ use tower_service::Service;
 
 use super::{
     body::ResponseBody,
-    gates::{Admission, Gate, Refused},
+    gates::{Admission, Admitted, Gate, Refused},
     keys::CallDeadline,
     refusal::{Form, Refusal},
     response::{SlotGuard, Tied},
 };
-use crate::{
-    permit::{Permit, Share},
-    status::Quota,
-};
+use crate::permit::{Permit, Share};
 
 pin_project! {
     /// Response future of a [`Limited`](super::Limited) service.
@@ -57,13 +54,12 @@ pin_project! {
             #[pin]
             future: S::Future,
             share: Option<Share>,
-            // State of the request's limits at its admission, if the response reports it.
-            quotas: Vec<Quota>,
+            admitted: Admitted,
         },
         // Running, and may still be refused.
         Tied {
             future: Tied<S::Future>,
-            quotas: Vec<Quota>,
+            admitted: Admitted,
             form: Form,
             head: Option<Box<Parts>>,
         },
@@ -151,15 +147,15 @@ where
             PhaseProj::Running {
                 future,
                 share,
-                quotas,
+                admitted,
             } => {
                 let result = ready!(future.poll(cx));
                 let guard = SlotGuard::Plain(share.take());
-                result.map(|response| gate.hand_over(guard, quotas, response, Form::Http))
+                result.map(|response| gate.hand_over(guard, admitted, response, Form::Http))
             }
             PhaseProj::Tied {
                 future,
-                quotas,
+                admitted,
                 form,
                 head,
             } => {
@@ -170,7 +166,7 @@ where
                 };
                 match result {
                     Ok(result) => result.map(|(tie, response)| {
-                        gate.hand_over(SlotGuard::Tied(tie), quotas, response, *form)
+                        gate.hand_over(SlotGuard::Tied(tie), admitted, response, *form)
                     }),
                     Err(kind) => {
                         let refusal = gate.refusal(kind.into());
@@ -198,12 +194,12 @@ where
         body: Q,
         permit: Option<Permit>,
     ) -> Self {
-        let (guard, quotas) = gate.admit(permit, &mut head);
+        let (guard, admitted) = gate.admit(permit, &mut head);
         match guard {
             SlotGuard::Plain(share) => Self::Running {
                 future: service.call(Request::from_parts(head, body)),
                 share,
-                quotas,
+                admitted,
             },
             SlotGuard::Tied(tie) => {
                 let form = Form::of(&head);
@@ -211,7 +207,7 @@ where
                 let future = service.call(Request::from_parts(head, body));
                 Self::Tied {
                     future: Tied::new(future, tie),
-                    quotas,
+                    admitted,
                     form,
                     head: kept_head,
                 }

@@ -106,7 +106,7 @@ pub use keys::{ClientAddress, PeerAddress, Policy, Scope};
 pub use layer::LimitLayer;
 pub use read_ahead::{ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer};
 pub use refusal::{Refusal, RefusalKind, RefusalResponse};
-pub use response::{OnLost, Outcome, ReleaseAt, overload};
+pub use response::{OnLost, Outcome, ReleaseAt, overload, slower_than};
 pub use service::Limited;
 pub use slot::{Hold, Slot};
 #[cfg(feature = "config")]

@@ -7,6 +7,7 @@ use std::{fmt, future::pending, iter, sync::Arc, time::Duration};
 use futures_util::future::select_all;
 use http::Extensions;
 
+use super::response::Outcome;
 use crate::{
     charges::{Budget, unknown_rate},
     error::{AcquireError, AcquireErrorKind, LostErrorKind},
@@ -167,19 +168,40 @@ impl Slot {
     /// Pauses a limit of the request for its key, in all replicas, by the limit or its name: see
     /// [`Permit::pause`](crate::Permit::pause).
     ///
-    /// If a layer's limit does not apply to the request, for example because the request has no key, or if the slot was
-    /// released, nothing is paused.
+    /// Short for a [`report`](Self::report) of this pause.
+    ///
+    /// # Errors
+    ///
+    /// As [`report`](Self::report).
+    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> Result<(), AcquireError> {
+        self.report(limit, Outcome::Pause(time))
+    }
+
+    /// Reports the outcome of the request to one of its limits, by the limit or its name, as if
+    /// [`Scope::outcome_by`](super::Scope::outcome_by) had judged a response so.
+    ///
+    /// For handlers that know more than a response head shows, such as a preemption in a batching engine. Each report counts, so a
+    /// handler reports an outcome once. If a layer's limit does not apply to the request, for example because the request has no
+    /// key, or if the slot was released, nothing happens.
+    ///
+    /// ```
+    /// use tower_turnstile::{AcquireError, Slot, layer::Outcome};
+    ///
+    /// fn on_preemption(slot: &Slot) -> Result<(), AcquireError> {
+    ///     slot.report("gpu", Outcome::Overloaded)
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
     /// [`UnknownLimit`](AcquireErrorKind::UnknownLimit) if no layer of the request has a limit with slots of this name.
-    pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> Result<(), AcquireError> {
+    pub fn report(&self, limit: impl AsRef<str>, outcome: Outcome) -> Result<(), AcquireError> {
         let limit = limit.as_ref();
         if !self.layers().any(|slot| slot.declared.has(limit, false)) {
             return Err(Limit::unknown(limit, AcquireErrorKind::UnknownLimit));
         }
         let mut shares = self.shares().filter_map(WeakShare::upgrade);
-        shares.any(|share| share.pause(limit, time));
+        shares.any(|share| outcome.apply(&share, limit));
         Ok(())
     }
 
@@ -279,6 +301,15 @@ impl Hold {
     /// As [`Slot::pause`].
     pub fn pause(&self, limit: impl AsRef<str>, time: Duration) -> Result<(), AcquireError> {
         self.slot.pause(limit, time)
+    }
+
+    /// Reports the outcome of the request to one of its limits. See [`Slot::report`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Slot::report`].
+    pub fn report(&self, limit: impl AsRef<str>, outcome: Outcome) -> Result<(), AcquireError> {
+        self.slot.report(limit, outcome)
     }
 
     /// Completes when the slot is lost, or an operator has revoked it, with the reason.

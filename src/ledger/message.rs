@@ -136,7 +136,7 @@ impl Batch {
 }
 
 /// The bounds of a limit that finds its own value, and what its replica reports of the upstream. Each result is sent once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     /// At most the ceiling; from 1 on.
     pub(crate) floor: u32,

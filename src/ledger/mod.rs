@@ -82,7 +82,7 @@ pub(crate) use message::{
     GenerationQuery, LedgerError, Left, MAX_PERMITS, Pacing, Payer, Promotion, Published, Refund,
     Reply, Report, Results, Reuse, Standing, Wake, Want,
 };
-pub(crate) use pace::PaceState;
+pub(crate) use pace::{PacePast, PaceState};
 pub(crate) use ramp::next_rise_ms;
 pub(crate) use rate::{Charged, Rate, RateState, Tat};
 #[cfg(feature = "redis")]

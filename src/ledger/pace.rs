@@ -13,7 +13,7 @@ use super::{
 };
 
 /// The state of a key, as the store keeps it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PaceState {
     pub(crate) limit: u32,
     /// The number of cuts so far.
@@ -40,18 +40,21 @@ pub(crate) struct LastCut {
     pub(crate) to: u32,
 }
 
+/// What operators see of a limit's past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PacePast {
+    /// The wall, and how long it still stands, in ms.
+    pub(crate) wall: Option<(u32, u64)>,
+    /// The last cut, with its age in ms in place of its time.
+    pub(crate) cut: Option<LastCut>,
+}
+
 impl PaceState {
     /// Nothing is known yet: the limit has its declared value.
     pub(crate) fn new(limit: u32) -> Self {
         Self {
             limit,
-            generation: 0,
-            score: 0,
-            wall: 0,
-            wall_until_ms: 0,
-            wall_ms: 0,
-            any_accepted: false,
-            last_cut: None,
+            ..Self::default()
         }
     }
 
@@ -87,6 +90,18 @@ impl PaceState {
             any_accepted: any == 1,
             last_cut: (at_ms > 0).then_some(LastCut { at_ms, from, to }),
         })
+    }
+
+    pub(crate) fn past(&self, now_ms: u64) -> PacePast {
+        let left_ms = self.wall_until_ms.saturating_sub(now_ms);
+        let age = |cut: LastCut| LastCut {
+            at_ms: now_ms.saturating_sub(cut.at_ms),
+            ..cut
+        };
+        PacePast {
+            wall: (self.wall > 0 && left_ms > 0).then_some((self.wall, left_ms)),
+            cut: self.last_cut.map(age),
+        }
     }
 
     /// What applies to a replica with these bounds, which may have changed since.

@@ -5,6 +5,7 @@
 use std::{collections::BTreeSet, fmt, time::Duration};
 
 use super::{
+    adapt::Adapt,
     kinds::Fallback,
     limit::{Limit, most_in},
     value::LimitValue,
@@ -67,6 +68,7 @@ impl Limit {
             faults.push(("fallback_for", fault));
         }
         faults.extend(self.fairness_fault().map(|fault| ("fair", fault)));
+        faults.extend(self.adapt_fault().map(|fault| ("adapt", fault)));
         faults
     }
 
@@ -108,6 +110,37 @@ impl Limit {
         Err(ConfigError::value(format!(
             "a key of limit `{name}` has a {fault}"
         )))
+    }
+
+    /// Whether a key may begin with this value in place of the limit's own. Operators may go beyond the bounds of an adaptive limit.
+    pub(crate) fn check_own_value(&self, value: LimitValue) -> Result<(), ConfigError> {
+        self.check_value(value)?;
+        let (name, LimitValue { max, .. }) = (&self.name, value);
+        match self.adapt.filter(|bounds| max != 0 && !bounds.allows(max)) {
+            Some(Adapt { floor, ceiling }) => Err(ConfigError::value(format!(
+                "a key of limit `{name}` has a value of {max}: the limit is adaptive, so it must be 0, or {floor} to {ceiling}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn adapt_fault(&self) -> Option<String> {
+        let (bounds, name, max, most) = (self.adapt?, &self.name, self.max, self.most());
+        let Adapt { floor, ceiling } = bounds;
+        let fault = if self.refill.is_some() {
+            "a rate has no slots to be adapted".to_owned()
+        } else if self.reuse {
+            "set no `reuse`, since slots that a replica keeps look as if in use".to_owned()
+        } else if floor == 0 || floor > ceiling || ceiling > most {
+            format!(
+                "its bounds are {floor} to {ceiling}: they must be 1 to {most}, the lower first"
+            )
+        } else if !bounds.allows(max) {
+            format!("it begins at {max}, which must be {floor} to {ceiling}")
+        } else {
+            return None;
+        };
+        Some(format!("limit `{name}` is adaptive: {fault}"))
     }
 
     /// The largest value: that of its kind, and for a rate with a short period the fastest.

@@ -389,6 +389,15 @@ impl Limit {
         self.changed()
     }
 
+    /// Makes the limit adaptive. With the bounds that it has already, it stays the limit that the limiter has returned.
+    pub(crate) fn adapted(self, adapt: Adapt) -> Self {
+        if self.adapt == Some(adapt) {
+            return self;
+        }
+        let adapt = Some(adapt);
+        Self { adapt, ..self }.changed()
+    }
+
     /// From now on the values are those of the code, and are compared with the registered values.
     pub(super) const fn changed(mut self) -> Self {
         self.registered_at = RegisteredAt(None);
@@ -470,6 +479,11 @@ impl Limit {
 
     pub(crate) fn is_reused(&self) -> bool {
         self.reuse
+    }
+
+    /// The bounds of an adaptive limit; `None` for others.
+    pub(crate) fn adapt(&self) -> Option<Adapt> {
+        self.adapt
     }
 
     pub(crate) fn current_mode(&self) -> Mode {

@@ -10,9 +10,10 @@ mod limit;
 mod limits;
 mod value;
 
-#[allow(unused_imports, reason = "the layer reports verdicts")]
-pub(crate) use self::adapt::{Adapt, Verdict};
-pub(crate) use self::check::check_together;
+pub(crate) use self::{
+    adapt::{Adapt, Verdict},
+    check::check_together,
+};
 pub use self::{
     kinds::{Class, Fallback, Mode},
     limit::Limit,

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use crate::{
     key::Key,
     leases::Lease,
-    ledger::{Seq, TenantId},
-    limit::{Limit, LimitId},
+    ledger::{PacePast, Seq, TenantId},
+    limit::{Adapt, Limit, LimitId},
     permit_id::PermitId,
 };
 
@@ -71,6 +71,8 @@ pub(crate) struct QueueLook {
     /// For a rate, if the key is known.
     pub budget: Option<RateLook>,
     pub pause: Option<PauseLook>,
+    /// Only of an adaptive limit.
+    pub pace: Option<PaceLook>,
     /// Whether newcomers wait because permits return to the store: only if the limit is enforced.
     pub recovering: bool,
 }
@@ -82,6 +84,32 @@ pub(crate) struct PauseLook {
     pub end: Instant,
     /// Started by this process.
     pub own: bool,
+}
+
+/// What an adaptive limit has found for a key.
+#[derive(Clone, Copy)]
+pub(crate) struct PaceLook {
+    pub bounds: Adapt,
+    /// The value with which the key begins.
+    pub declared: u32,
+    pub cuts: u64,
+    /// Overloads that this process has counted.
+    pub overloaded: u64,
+    /// `None`: only the store knows.
+    pub past: Option<PacePast>,
+}
+
+impl PaceLook {
+    /// As it begins.
+    pub(crate) fn new(bounds: Adapt, declared: u32) -> Self {
+        Self {
+            bounds,
+            declared,
+            cuts: 0,
+            overloaded: 0,
+            past: None,
+        }
+    }
 }
 
 /// The state of a key of a rate.

@@ -20,7 +20,8 @@ pub(crate) use self::{
     control::{Control, ControlTask},
     identity::{Identity, MAX_LABEL, SEEN},
     look::{
-        Cursor, EntryLook, LOOK, LimitLook, PauseLook, QueueLook, RateLook, Seen, TenantLook, Which,
+        Cursor, EntryLook, LOOK, LimitLook, PaceLook, PauseLook, QueueLook, RateLook, Seen,
+        TenantLook, Which,
     },
     refusals::{MAX_REFUSALS, RefusalNote, Refusals},
     standings::{Standings, TenantStanding},

@@ -12,8 +12,8 @@ use super::{
     follow::{Applied, Follower},
     revoke::revoke,
     rows::{
-        BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
-        TenantRow,
+        BudgetRow, KeyRow, LimitRow, PaceRow, PauseRow, PermitRow, PermitState, RefusalRow,
+        ReplicaRow, TenantRow,
     },
     walk::{self, KeySum, LimitCount, SeenPermit},
     wire::{Answer, Body, Message, Question, Revocation},
@@ -23,7 +23,7 @@ use crate::{
     key::Key,
     leases::Label,
     limiter::Limiter,
-    operable::{MAX_REFUSALS, Which},
+    operable::{MAX_REFUSALS, PaceLook, Which},
     overrides::{Change, Changed, KeyDigest, Logged, Record, Target},
 };
 
@@ -292,6 +292,7 @@ impl Desk {
                     String::new()
                 },
             }),
+            pace: queue.pace.as_ref().map(PaceRow::new),
             recovering: queue.recovering,
         });
         rows.collect()
@@ -379,9 +380,11 @@ async fn limits(keeper: &KeeperHandle, name: Option<&str>) -> Option<(Vec<LimitR
     }
     let rows = rows.into_iter().map(|(look, count)| {
         let limit = look.limit;
+        let unused = limit.adapt();
+        let unused = unused.map(|bounds| PaceLook::new(bounds, limit.max()));
         LimitRow {
             limit: limit.name().to_owned(),
-            max: limit.max(),
+            max: count.shared_max().unwrap_or(limit.max()),
             declared_max: look.declared_max,
             paused: look.is_paused,
             period_ms: limit.period().map(|period| period.as_millis() as u64),
@@ -397,6 +400,7 @@ async fn limits(keeper: &KeeperHandle, name: Option<&str>) -> Option<(Vec<LimitR
             shared: count.is_shared(),
             fair: limit.is_fair(),
             oldest_wait_ms: count.count.oldest.map(|oldest| age_ms(oldest, now)),
+            pace: (count.pace.or(unused)).as_ref().map(PaceRow::new),
             differs: false,
         }
     });

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    ledger::{PacePast, PaceState},
+    operable::PaceLook,
     overrides::{KeyDigest, TenantDigest},
     permit_id::PermitId,
 };
@@ -83,6 +85,10 @@ pub struct LimitRow {
     pub fair: bool,
     /// Age of the oldest waiter, in milliseconds.
     pub oldest_wait_ms: Option<u64>,
+    /// What an [adaptive](crate::Scope::adapt) limit has found: over all keys, or if all callers share the value, for these. Then
+    /// `max` is the value that was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<PaceRow>,
     /// Whether replicas differ in the value, the mode or the fairness, for example during a rollout.
     pub differs: bool,
 }
@@ -191,6 +197,9 @@ pub struct KeyRow {
     /// The key's pause for an overloaded upstream.
     #[serde(default, flatten)]
     pub pause: Option<PauseRow>,
+    /// How an [adaptive](crate::Scope::adapt) limit has found the value of the key, which is `max`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<PaceRow>,
     /// Whether newcomers wait on some replica because permits return to a store that has [lost
     /// them](crate::guide::store_failures#held-permits), or was down.
     #[serde(default)]
@@ -239,6 +248,74 @@ pub struct PauseRow {
     pub pause_ends_in_ms: u64,
     /// The label of the replica that started the pause. Empty if unknown: other replicas know only the end.
     pub paused_by: String,
+}
+
+/// How an [adaptive](crate::Scope::adapt) limit has found its value.
+///
+/// The wall and the last cut are known of a key, or of a limit whose callers share one, if the operator may read them in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PaceRow {
+    /// The smallest value.
+    pub floor: u32,
+    /// The largest value.
+    pub ceiling: u32,
+    /// The value with which it began.
+    pub declared: u32,
+    /// Number of cuts, which is the generation of the value.
+    pub cuts: u64,
+    /// Overloaded requests that these replicas have counted.
+    pub overloaded: u64,
+    /// Slots in use at the last cut, below which the limit stays for a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wall: Option<u32>,
+    /// Rest of this time, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wall_ends_in_ms: Option<u64>,
+    /// Time since the last cut, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_ms: Option<u64>,
+    /// The value before this cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_from: Option<u32>,
+    /// The value after this cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_to: Option<u32>,
+}
+
+impl PaceRow {
+    pub(super) fn new(look: &PaceLook) -> Self {
+        let mut row = Self {
+            floor: look.bounds.floor,
+            ceiling: look.bounds.ceiling,
+            declared: look.declared,
+            cuts: look.cuts,
+            overloaded: look.overloaded,
+            wall: None,
+            wall_ends_in_ms: None,
+            cut_ms: None,
+            cut_from: None,
+            cut_to: None,
+        };
+        if let Some(past) = look.past {
+            row.recall(past);
+        }
+        row
+    }
+
+    /// Reads the state of the key in the store.
+    #[doc(hidden)]
+    pub fn read(&mut self, state: &[u8], now_ms: u64) {
+        if let Some(state) = PaceState::parse(state) {
+            self.recall(state.past(now_ms));
+        }
+    }
+
+    fn recall(&mut self, past: PacePast) {
+        (self.wall, self.wall_ends_in_ms) = past.wall.unzip();
+        self.cut_ms = past.cut.map(|cut| cut.at_ms);
+        (self.cut_from, self.cut_to) = past.cut.map(|cut| (cut.from, cut.to)).unzip();
+    }
 }
 
 /// A key's remaining budget at a rate.

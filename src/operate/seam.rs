@@ -19,8 +19,8 @@ pub use crate::{
         names::Names,
         roster::{Declared, Others, Registration},
         rows::{
-            BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
-            TenantRow,
+            BudgetRow, KeyRow, LimitRow, PaceRow, PauseRow, PermitRow, PermitState, RefusalRow,
+            ReplicaRow, TenantRow,
         },
         wire::{Answer, Body, Message, Question, Revocation},
     },

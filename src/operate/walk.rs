@@ -14,7 +14,7 @@ use crate::{
     key::Key,
     ledger::{TenantId, weight_of},
     limit::LimitId,
-    operable::{Cursor, EntryLook, LOOK, QueueLook, RateLook, Seen, Which},
+    operable::{Cursor, EntryLook, LOOK, PaceLook, QueueLook, RateLook, Seen, Which},
 };
 
 /// Number of rows kept during a walk: more than fit into an answer.
@@ -244,6 +244,10 @@ pub(super) struct LimitCount {
     pub keys: usize,
     pub paused_keys: usize,
     pub recovering: bool,
+    /// Of all keys, with the past of the last one.
+    pub pace: Option<PaceLook>,
+    /// The value that was found for the key shared by all callers.
+    found: Option<u32>,
     /// Whether the key shared by all callers is known, and whether any other key is.
     has_shared: bool,
     has_other: bool,
@@ -255,6 +259,21 @@ impl LimitCount {
     /// Whether the key shared by all callers is the only one.
     pub(super) fn is_shared(&self) -> bool {
         self.has_shared && !self.has_other
+    }
+
+    /// The value of an adaptive limit, if all callers share it.
+    pub(super) fn shared_max(&self) -> Option<u32> {
+        self.found.filter(|_| self.is_shared())
+    }
+
+    fn add_pace(&mut self, key: &QueueLook) {
+        let Some(mut pace) = key.pace else { return };
+        if let Some(others) = self.pace.filter(|_| self.has_other) {
+            pace.cuts += others.cuts;
+            pace.overloaded += others.overloaded;
+            pace.past = None;
+        }
+        (self.pace, self.found) = (Some(pace), Some(key.max));
     }
 
     fn count_key(&mut self) {
@@ -282,6 +301,7 @@ pub(super) async fn limits(keeper: &KeeperHandle) -> Vec<LimitCount> {
         } else {
             limit.has_other = true
         }
+        limit.add_pace(queue);
         limit.counted = false;
         limit.paused_keys += usize::from(queue.pause.is_some());
         limit.recovering |= queue.recovering;

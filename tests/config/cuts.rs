@@ -36,6 +36,8 @@ burst = 20
 [limits.all]
 concurrent = 0xFF
 mode = "enforce"
+outcome = { slower_than = "2s" }
+adapt = { floor = 5, ceiling = 400 }
 
 [[routes]]
 name = "chat"

@@ -68,6 +68,8 @@ fn all_faults_are_reported_at_once() {
 pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
     let limit = |fields: &str| format!("[limits.a]\n{fields}");
     let route = |fields: &str| format!("limits.a.concurrent = 1\n[[routes]]\n{fields}");
+    let adaptive =
+        |fields: &str| limit(&format!("adapt = {{ floor = 5, ceiling = 40 }}\n{fields}"));
     vec![
         ("limits.'' = { concurrent = 1 }".to_owned(), "limits.", "1 to 128 bytes"),
         (
@@ -159,6 +161,39 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         ),
         (limit("concurrent = 1\npause_at_most = '5s'"), "limits.a.pause_at_most", "belongs to an `outcome`"),
         (limit("concurrent = 1\noutcome = 'overload'\npause_at_most = '2h'"), "limits.a.pause_at_most", "1ms to 3600s"),
+        (limit("concurrent = 9\noutcome.slower_than = '2s'"), "limits.a.outcome.slower_than", "with `adapt`"),
+        (adaptive("concurrent = 9\noutcome.slower_than = '0s'"), "limits.a.outcome.slower_than", "above 0"),
+        (adaptive("concurrent = 9"), "limits.a.adapt", "needs an `outcome`"),
+        (adaptive("concurrent = 4\noutcome = 'overload'"), "limits.a.adapt", "begins at 4, which must be 5 to 40"),
+        (adaptive("concurrent = 41\noutcome = 'overload'"), "limits.a.adapt", "begins at 41"),
+        (
+            limit("concurrent = 1\noutcome = 'overload'\nadapt = { floor = 0, ceiling = 40 }"),
+            "limits.a.adapt",
+            "its bounds are 0 to 40: they must be 1 to 1000000",
+        ),
+        (
+            limit("concurrent = 9\noutcome = 'overload'\nadapt = { floor = 9, ceiling = 8 }"),
+            "limits.a.adapt",
+            "the lower first",
+        ),
+        (
+            limit("concurrent = 9\noutcome = 'overload'\nadapt = { floor = 9, ceiling = 1_000_001 }"),
+            "limits.a.adapt",
+            "they must be 1 to 1000000",
+        ),
+        (adaptive("concurrent = 9\noutcome = 'overload'\nreuse = true"), "limits.a.adapt", "set no `reuse`"),
+        (adaptive("rate = 9\nper = '1s'"), "limits.a.adapt", "a rate has no slots"),
+        (
+            adaptive("concurrent = 9\noutcome = 'overload'\nkey.header = 'x'\noverrides = { k = 41 }"),
+            "limits.a.overrides",
+            "must be 0, or 5 to 40",
+        ),
+        (
+            "limits.a = { concurrent = 9, outcome = 'overload', adapt = { floor = 5, ceiling = 40 } }
+            routes = [{ match = ['/'], limits = ['a'], weight = 6 }]".to_owned(),
+            "routes[0].weight",
+            "the floor of limit `a`, which is 5",
+        ),
         (limit("concurrent = 1\nwait = '25h'"), "limits.a.wait", "at most 86400s"),
         (limit("concurrent = 1\nwait = { at_most = '25h', header = 'x' }"), "limits.a.wait", "at most 86400s"),
         (limit("concurrent = 1\nwait = { at_most = '1s', header = 'a b' }"), "limits.a.wait.header", "not a header name"),

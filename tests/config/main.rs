@@ -1,5 +1,6 @@
 //! Limits from a file: its faults, which requests it limits, and the effect of a reload.
 
+mod adaptive;
 mod callers;
 #[path = "../support/mod.rs"]
 mod common;

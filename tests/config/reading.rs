@@ -105,7 +105,7 @@ fn words_and_tables_read_alike() {
 }
 
 /// Unreadable texts, the line, and words of TOML's own message.
-pub(super) const UNREADABLE: [(&str, usize, &str); 38] = [
+pub(super) const UNREADABLE: [(&str, usize, &str); 42] = [
     (
         "[limits.a]\nplans = { p = { rate = 5 } }",
         2,
@@ -166,6 +166,26 @@ pub(super) const UNREADABLE: [(&str, usize, &str); 38] = [
         "[limits.a]\nmode = 'on'",
         2,
         "unknown variant, expected one of `enforce`, `shadow`, `off`",
+    ),
+    (
+        "[limits.a]\noutcome = 'overloaded'",
+        2,
+        "there is no variant `overloaded`: did you mean `overload`?",
+    ),
+    (
+        "[limits.a]\noutcome = { slower_than = 2 }",
+        2,
+        "expected a duration",
+    ),
+    (
+        "[limits.a]\nadapt = { floor = 5 }",
+        2,
+        "missing field `ceiling`",
+    ),
+    (
+        "[limits.a]\nadapt = { floor = 5, ceiling = 9, step = 2 }",
+        2,
+        "unknown field, expected `floor` or `ceiling`",
     ),
     (
         "[limits.a]\nkey = 'header'",

@@ -81,7 +81,7 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// A schema cannot know the length of a duration or the content of another section.
-const UNKNOWN_TO_IT: [(&str, &str); 39] = [
+const UNKNOWN_TO_IT: [(&str, &str); 45] = [
     (
         "limits.a.rate",
         "1 to 1500000, at most 1000000 per millisecond",
@@ -106,6 +106,12 @@ const UNKNOWN_TO_IT: [(&str, &str); 39] = [
     ("limits.a.fair.shares", "no IP address"),
     ("limits.a.fair.plans", "does not have"),
     ("limits.a.pause_at_most", "1ms to 3600s"),
+    ("limits.a.outcome.slower_than", "above 0"),
+    ("limits.a.adapt", "begins at 4, which must be 5 to 40"),
+    ("limits.a.adapt", "begins at 41"),
+    ("limits.a.adapt", "the lower first"),
+    ("limits.a.overrides", "must be 0, or 5 to 40"),
+    ("routes[0].weight", "the floor of limit `a`, which is 5"),
     ("limits.a.wait", "at most 86400s"),
     ("limits.a.wait", "at most 86400s"),
     ("limits.a.fallback_for", "above 0"),
@@ -188,6 +194,9 @@ fn schema_and_reader_agree_on_changed_files() {
         json!({ "any_of": [] }),
         json!({ "any_of": [{ "cookie": "a" }] }),
         json!({ "local": 3 }),
+        json!("overload"),
+        json!({ "slower_than": "2s" }),
+        json!({ "floor": 5, "ceiling": 400 }),
         json!({ "env": "REDIS_URL" }),
         json!({ "concurrent": 1 }),
         json!({ "by": "client-address" }),

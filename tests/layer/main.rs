@@ -2,6 +2,7 @@
 //! events.
 
 mod acquire_errors;
+mod adaptive;
 mod addresses;
 mod axum;
 mod bounds;

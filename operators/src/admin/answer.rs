@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     Answers, BudgetRow, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind,
-    Override, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow, Revoked, TenantRow,
-    UnclaimedRow, Verdict,
+    Override, PaceRow, PauseRow, PermitRow, PermitState, RefusalRow, ReplicaRow, Revoked,
+    TenantRow, UnclaimedRow, Verdict,
 };
 
 /// Maximum number of rows in a list.
@@ -193,6 +193,8 @@ struct ExplanationAnswer<'a> {
     unit: Option<&'a str>,
     budget: Option<BudgetRow>,
     pause: Option<&'a PauseRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pace: Option<&'a PaceRow>,
     permits: Answers<&'a PermitRow>,
     /// Under a fair limit.
     tenants: Option<Answers<&'a TenantRow>>,
@@ -217,6 +219,7 @@ pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
         unit: why.limit.unit.as_deref(),
         budget: why.budget,
         pause: why.pause.as_ref(),
+        pace: why.pace.as_ref(),
         permits: first(&why.permits, count),
         tenants: { why.tenants.as_ref() }.map(|tenants| first(tenants, count)),
         unclaimed: &why.unclaimed[..why.unclaimed.len().min(count)],

@@ -15,6 +15,7 @@ macro_rules! script {
             include_str!("page/table.js"),
             include_str!("page/change.js"),
             include_str!("page/overview.js"),
+            include_str!("page/chart.js"),
             include_str!("page/limit.js"),
             include_str!("page/main.js")
         )

@@ -69,11 +69,12 @@ fn of_services(key: &str, wake: &str, names: &Names) -> [Trial; 21] {
 }
 
 /// Commands of an operator who asks replicas.
-fn of_operators(key: &str, names: &Names) -> [Trial; 5] {
+fn of_operators(key: &str, names: &Names) -> [Trial; 6] {
     [
         trial("ZRANGE", &[key, "0", "0"]),
         trial("ZCOUNT", &[key, "0", "0"]),
         trial("ZMSCORE", &[key, "x"]),
+        trial("GET", &[key]),
         trial("TIME", &[]),
         // Replicas ignore an empty message.
         trial("PUBLISH", &[&names.control_channel(), ""]),

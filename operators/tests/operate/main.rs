@@ -3,6 +3,7 @@
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
+mod adaptive;
 mod auto_traits;
 mod bursts;
 mod changes;

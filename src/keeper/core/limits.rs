@@ -260,6 +260,7 @@ impl Core {
                     max: budget.map_or(0, |budget| budget.max),
                     budget,
                     pause: None,
+                    pace: None,
                     recovering: false,
                 }));
             }

@@ -15,7 +15,7 @@ use crate::{
         demand::RequestId,
     },
     ledger::{Ledger, Seq, TenantId},
-    limit::LimitId,
+    limit::{Adapt, LimitId},
 };
 
 pub(in crate::keeper) const FORGET_AFTER: u32 = super::FORGET_AFTER;
@@ -52,6 +52,10 @@ impl Queue {
             "{at}: {} in flight, not {in_flight}",
             self.outbox.batches_in_flight()
         );
+        if let Some(Adapt { floor, ceiling }) = self.terms.adapt() {
+            let max = self.terms.max();
+            ensure!((floor..=ceiling).contains(&max), "{at}: its value is {max}");
+        }
         for (seq, entry) in self.entries.all().iter() {
             let at = format!("{at}, entry {seq}");
             self.audit_entry(ctx, books, *seq, entry)

@@ -287,9 +287,7 @@ impl Queue {
             Some(pool) if self.here.get().is_some() => self.entries.all().len() != pool.idle(),
             _ => !self.entries.all().is_empty(),
         };
-        let remembers = self.pause.is_any()
-            || self.terms.pace.is_here()
-            || ctx.returns.is_of_key(self.terms.id);
+        let remembers = self.pause.is_any() || ctx.returns.is_of_key(self.terms.id);
         !has_entries
             && (!remembers || ctx.ending.has_begun())
             && !self.outbox.is_in_flight()

@@ -6,14 +6,13 @@ use std::{mem, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    ledger::{PaceState, Pacing, Results, layout::PACE_TTL_MS},
+    ledger::{PaceState, Pacing, Results},
     limit::{Adapt, Verdict},
+    operable::PaceLook,
 };
 
 /// Shortest time between two reports.
 const BETWEEN: Duration = Duration::from_millis(100);
-/// How long this process keeps the state of a key without a store after the last result.
-const KEPT: Duration = Duration::from_millis(PACE_TTL_MS);
 
 /// Boxed, since few limits find their own value.
 #[derive(Default)]
@@ -31,8 +30,10 @@ struct Pace {
     /// When results may be sent again, and whether they are to be sent then.
     next_report: Instant,
     is_due: bool,
-    /// Without a store: the state, and the time of the last result.
-    here: Option<(PaceState, Instant)>,
+    /// Overloads that were counted since this process has known the value.
+    counted: u64,
+    /// Without a store: the state, for as long as this process remembers the key.
+    here: Option<PaceState>,
 }
 
 /// The limit was cut.
@@ -48,6 +49,16 @@ impl KeyPace {
     /// The value that the limit has found.
     pub fn pacing(&self) -> Option<Pacing> {
         self.0.as_ref().map(|pace| pace.pacing)
+    }
+
+    /// For operators. Without a store, this process knows of the last cut too.
+    pub fn look(&self, bounds: Adapt, declared: u32, now_ms: u64) -> PaceLook {
+        let mut look = PaceLook::new(bounds, declared);
+        if let Some(pace) = self.0.as_deref() {
+            (look.cuts, look.overloaded) = (pace.pacing.generation, pace.counted);
+            look.past = pace.here.map(|state| state.past(now_ms));
+        }
+        look
     }
 
     /// Follows the store's answer to an exchange that was sent then.
@@ -83,6 +94,7 @@ impl KeyPace {
             Verdict::Overloaded => &mut pace.overloaded,
         };
         *count = count.saturating_add(1);
+        pace.counted += u64::from(verdict == Verdict::Overloaded);
         let is_now = now >= pace.next_report;
         pace.is_due |= matters && !is_now;
         matters && is_now
@@ -103,14 +115,11 @@ impl KeyPace {
 
     pub fn next_due(&self) -> Option<Instant> {
         let pace = self.0.as_ref()?;
-        let forgotten = pace.here.map(|(_, last)| last + KEPT);
-        pace.is_due.then_some(pace.next_report).or(forgotten)
+        pace.is_due.then_some(pace.next_report)
     }
 
-    /// Whether results are to be sent now. Forgets a state that was kept for long enough.
+    /// Whether results are to be sent now.
     pub fn on_time(&mut self, now: Instant) -> bool {
-        self.0
-            .take_if(|pace| pace.here.is_some_and(|(_, last)| last + KEPT <= now));
         let is_due = |pace: &mut Box<Pace>| pace.is_due && pace.next_report <= now;
         (self.0.as_mut()).is_some_and(|pace| is_due(pace) && mem::take(&mut pace.is_due))
     }
@@ -140,21 +149,16 @@ impl KeyPace {
         if held_since < pace.since {
             return None;
         }
-        let (state, last) = pace.here.get_or_insert((fresh, now));
-        *last = now;
+        let state = pace.here.get_or_insert(fresh);
         results.generation = state.generation;
         match verdict {
             Verdict::Accepted => results.accepted = 1,
             Verdict::Overloaded => results.overloaded = 1,
         }
         state.count(&results, in_use, now_ms);
+        pace.counted += u64::from(results.overloaded);
         let pacing = state.pacing(&results);
         pace.change(pacing, now)
-    }
-
-    /// Whether this process alone knows the state.
-    pub fn is_here(&self) -> bool {
-        self.0.as_ref().is_some_and(|pace| pace.here.is_some())
     }
 }
 
@@ -162,9 +166,7 @@ fn no_results(Adapt { floor, ceiling }: Adapt) -> Results {
     Results {
         floor,
         ceiling,
-        generation: 0,
-        accepted: 0,
-        overloaded: 0,
+        ..Results::default()
     }
 }
 
@@ -178,6 +180,7 @@ impl Pace {
             overloaded: 0,
             next_report: since,
             is_due: false,
+            counted: 0,
             here: None,
         }
     }
@@ -327,9 +330,6 @@ mod tests {
         }
         let later = now + 60_000 * MS;
         assert_eq!(count(Accepted, later, later), (Some(10), None));
-        assert!(pace.is_here());
-        assert_eq!(pace.next_due(), Some(later + KEPT));
-        assert!(!pace.on_time(later + KEPT) && !pace.is_here());
-        assert_eq!(pace.pacing(), None);
+        assert_eq!((pace.next_due(), pace.on_time(later)), (None, false));
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     leases::QueueId,
     ledger::{Dues, Results},
     limit::{Adapt, Limit, LimitId, LimitValue},
+    operable::PaceLook,
     overrides::Steered,
     part::Part,
 };
@@ -94,6 +95,13 @@ impl KeyTerms {
         let adapt = self.limit.adapt()?;
         let is_set = self.steered.as_ref().is_some_and(|one| one.has_value());
         (!is_set && self.start() > 0).then_some(adapt)
+    }
+
+    /// For operators, even if one of them has set the value.
+    pub fn look_at_pace(&self, now_ms: u64) -> Option<PaceLook> {
+        let bounds = self.limit.adapt()?;
+        let declared = self.own_max.unwrap_or(self.limit.max());
+        Some(self.pace.look(bounds, declared, now_ms))
     }
 
     /// What a batch says of a limit that finds its own value. While permits return, the store admits nobody.

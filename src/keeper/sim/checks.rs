@@ -9,7 +9,8 @@ use super::{agenda::Sent, kinds::Kind, replica::Replica, world::World};
 use crate::{
     leases::{Lease, RIGHT},
     ledger::{
-        Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, TenantId, weight_of,
+        Batch, Exchange, Ledger, MemberId, PaceState, ReplicaId, Reply, Seq, Standing, TenantId,
+        weight_of,
     },
 };
 
@@ -31,6 +32,8 @@ pub(super) struct Snapshot {
     /// Replicas with waiters that subscribe to wake-ups.
     listeners: BTreeSet<ReplicaId>,
     pause_end_ms: Option<u64>,
+    /// Of a limit that finds its own value.
+    pace: Option<PaceState>,
     /// Tenants of the waiters of a fair ledger, and the tickets of their places in the lines.
     ///
     /// A name that was given up before its acquire was answered may keep its place. If the acquire runs once more, the
@@ -53,6 +56,7 @@ impl Snapshot {
             waiters: ledger.waiters().map(&mut waiter).collect(),
             listeners,
             pause_end_ms: ledger.pause_end_ms(),
+            pace: ledger.pace_of(),
             lines: ledger
                 .lines()
                 .rev()
@@ -78,6 +82,14 @@ impl Snapshot {
         self.holders
             .get(&id)
             .is_some_and(|until_ms| *until_ms > now_ms)
+    }
+
+    /// The limit by which a batch is decided on, apart from a pause.
+    fn limit(&self, batch: &Batch) -> u32 {
+        let start = PaceState::new(batch.limit);
+        let state = self.pace.as_ref().unwrap_or(&start);
+        let results = batch.results.as_ref();
+        results.map_or(batch.limit, |results| state.pacing(results).limit)
     }
 
     /// What a pause leaves of a limit: nothing, and after its end as many units as have come free, one after the other over
@@ -129,7 +141,7 @@ impl World {
             let after = after.map(Snapshot::of).unwrap_or_default();
             let before = self.picture.remove(&*batch.key).unwrap_or_default();
             let largest = self.largest.entry(batch.key.to_string()).or_default();
-            *largest = (*largest).max(batch.limit);
+            *largest = (*largest).max(after.limit(batch));
             self.check_cap(exchange, batch, &before, &after);
             self.check_order(exchange, batch, &before, &after);
             self.check_use(exchange, batch, more, &after);
@@ -174,7 +186,8 @@ impl World {
         after: &Snapshot,
     ) {
         let now_ms = self.now_ms();
-        let (held, limit) = (after.units(now_ms), after.in_force(batch.limit, now_ms));
+        let whole = after.limit(batch);
+        let (held, limit) = (after.units(now_ms), after.in_force(whole, now_ms));
         for id in after.holding(now_ms) {
             if before.holders.contains_key(&id) {
                 continue;
@@ -184,7 +197,7 @@ impl World {
                 if !self.excuses.may_be_adopted(id, is_new, self.now) {
                     self.fail(&format!("G1: {id:?} was adopted, and nobody had lost it"));
                 }
-            } else if held > limit && (held > id.weight() || limit == 0 || limit < batch.limit) {
+            } else if held > limit && (held > id.weight() || limit == 0 || limit < whole) {
                 self.fail(&format!(
                     "G1: {id:?} was given a slot: {held} units of {limit}"
                 ));
@@ -264,9 +277,10 @@ impl World {
     /// G4: after an exchange fewer units are free than the first waiter needs, by the limit of the calling replica.
     pub fn check_use(&self, run: &Exchange, batch: &Batch, more: bool, after: &Snapshot) {
         let now_ms = self.now_ms();
-        let limit = after.in_force(batch.limit, now_ms);
+        let whole = after.limit(batch);
+        let limit = after.in_force(whole, now_ms);
         let in_use = after.units(now_ms);
-        let may_exceed = in_use == 0 && limit > 0 && limit == batch.limit;
+        let may_exceed = in_use == 0 && limit > 0 && limit == whole;
         let fits = |id: MemberId| in_use + id.weight() <= limit || may_exceed;
         // The caller is alive. One of its waiters may block the queue even if an older copy has restored it.
         let is_alive = |id: MemberId, alive_ms| alive_ms >= now_ms || id.replica == run.replica;
@@ -301,7 +315,8 @@ impl World {
                 let mut released = batch.release.iter().map(id);
                 !ledger.waiters.is_empty()
                     || ledger.pause_end_ms.is_some()
-                    || held > batch.limit
+                    || held > ledger.limit(batch)
+                    || batch.results.is_some_and(|results| results.overloaded > 0)
                     || released.any(|id| !ledger.holds(id, now_ms))
             })
         };

@@ -345,6 +345,7 @@ impl World {
             return false;
         };
         self.note(|| format!("client {client} ends"));
+        self.judges(client);
         self.pauses(client);
         self.resumes();
         self.ends_spending(client);

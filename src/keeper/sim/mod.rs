@@ -11,6 +11,7 @@
 //!   deadlock; and in the end every request was served;
 //! - **G5, G6, G7** in the end the ledgers and the keepers are empty; every name in a ledger is known to its keeper;
 //! - **shares**: while two tenants wait, their slot time over share differs by a bound that does not grow;
+//! - **pace** a limit that finds its own value changes by results of the present generation only, within its bounds;
 //! - **rates** never start more than promised, in any time, and nothing before debts have drained; permits pay exactly
 //!   their costs.
 //!
@@ -26,6 +27,7 @@
 //! | `network`, `store`, `mishaps` | lost, late and repeated messages; the real ledgers; crashes, stalls, outages |
 //! | `checks`, `holders`, `rates` | the invariants, after each exchange: of the ledgers, the holders, the rates |
 //! | `tenants` | who they are, and whether slot time is shared fairly |
+//! | `paces` | an upstream whose capacity changes, for limits that find their own value |
 //! | `promotions` | promotions, which a live replica confirms in time |
 //! | `accounts` | payments of permits, by the exchanges that the store has run |
 //! | `names`, `end` | invariants over some time; invariants in the end |
@@ -55,6 +57,7 @@ mod memory;
 mod mishaps;
 mod names;
 mod network;
+mod paces;
 mod promotions;
 mod rates;
 mod replica;

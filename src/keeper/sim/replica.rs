@@ -132,6 +132,9 @@ impl World {
         } else if values.reuse && number < 2 {
             limit = limit.reuse();
         }
+        if let Some(adapt) = self.adapt.filter(|_| number == 0) {
+            limit = limit.adapted(adapt);
+        }
         limit = limit.fallback(self.policies[number]);
         match self.fallback_for {
             Some(time) => limit.fallback_for(time),

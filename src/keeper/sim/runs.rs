@@ -166,6 +166,9 @@ fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
             sum.reused += totals.reused;
             sum.pauses += totals.pauses;
             sum.resumes += totals.resumes;
+            sum.verdicts += totals.verdicts;
+            sum.cuts += totals.cuts;
+            sum.grown += totals.grown;
             sum.returned += totals.returned;
             sum.steps += totals.steps;
             sum.exchanges += totals.exchanges;

@@ -80,7 +80,7 @@ impl World {
         // Exchanges never share a time: the shortest takes some microseconds.
         self.stepped_us += 1;
         let (exchange, broken) = self.without_poisoned(&sent.exchange);
-        let crowded = self.crowded(&exchange);
+        let (crowded, paces) = (self.crowded(&exchange), self.paces(&exchange));
         self.ledgers.audience = Audience {
             listens: sent.listens,
             absent: self.absent_from(id.part),
@@ -97,6 +97,7 @@ impl World {
             return reply;
         }
         self.check_rates(&exchange, &reply, repeated);
+        self.check_paces(&exchange, paces);
         self.check(&exchange, reply.more);
         if !repeated {
             self.check_idle(sent, &exchange, &reply, &crowded);

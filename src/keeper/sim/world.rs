@@ -19,6 +19,7 @@ use super::{
     excuses::{Excuses, Overshoot},
     faults::Faults,
     kinds::Kind,
+    paces,
     promotions::Promotions,
     rates::Charges,
     replica::Replica,
@@ -27,7 +28,7 @@ use super::{
 use crate::{
     key::Key,
     ledger::{Ledgers, MemberId, ReplicaId},
-    limit::Fallback,
+    limit::{Adapt, Fallback},
     part::{Part, Parts},
 };
 
@@ -63,6 +64,8 @@ pub(super) struct World {
     pub spends: bool,
     /// Clients with a permit pause its limit now and then.
     pub pauses: bool,
+    /// The limit for single keys finds its own value within these bounds.
+    pub adapt: Option<Adapt>,
     /// Slots are shared fairly among these, if there are any.
     pub tenants: Vec<Nature>,
     pub crowd: Option<Crowd>,
@@ -134,6 +137,10 @@ pub(super) struct Totals {
     pub pauses: u64,
     /// Pauses that an operator has ended, counted for each replica.
     pub resumes: u64,
+    /// Requests that an upstream took or refused, and what followed for limits that find their own value.
+    pub verdicts: u64,
+    pub cuts: u64,
+    pub grown: u64,
     /// Lost permits that had to be back soon.
     pub returned: u64,
     pub exchanges: u64,
@@ -233,6 +240,7 @@ impl World {
             spends,
             pauses: matches!(kind, Kind::Ordinary | Kind::Cluster)
                 && fastrand::Rng::with_seed(seed ^ PAUSES).u8(0..4) == 0,
+            adapt: paces::draw(seed, scale(weights)).filter(|_| kind != Kind::Crowd),
             tenants: if kind != Kind::Crowd
                 && fastrand::Rng::with_seed(seed ^ TENANTS).u8(0..4) == 0
             {

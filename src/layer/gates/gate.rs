@@ -6,6 +6,7 @@ use std::{
     fmt, mem,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use futures_util::{
@@ -14,6 +15,7 @@ use futures_util::{
 };
 use http::{HeaderMap, Response, StatusCode, request::Parts};
 use http_body::Body;
+use tokio::time::Instant;
 
 use super::labels::Labels;
 #[cfg(feature = "config")]
@@ -28,7 +30,7 @@ use crate::{
         refusal::{
             Form, Refusal, RefusalBody, RefusalKind, fields, sealed::Sealed, without_content,
         },
-        response::{ReleaseAt, SlotGuard, Terms, Tie},
+        response::{ReleaseAt, SlotGuard, Terms, Tie, TimeToHead},
         slot::{DeclaredLimits, Slot},
     },
     leases::Label,
@@ -231,15 +233,15 @@ impl Gate {
         refuses
     }
 
-    /// Makes the slot visible to the handler, and returns its guard and its quotas. `None`: no limit applies.
+    /// Makes the slot visible to the handler, and returns its guard. `None`: no limit applies.
     pub(in crate::layer) fn admit(
         &self,
         permit: Option<Permit>,
         head: &mut Parts,
-    ) -> (SlotGuard, Vec<Quota>) {
+    ) -> (SlotGuard, Admitted) {
         let Some(permit) = permit else {
             Slot::show(None, &self.declared, &mut head.extensions);
-            return (SlotGuard::Plain(None), Vec::new());
+            return (SlotGuard::Plain(None), Admitted::default());
         };
         tracing::debug!(
             namespace = self.namespace(),
@@ -269,7 +271,12 @@ impl Gate {
         } else {
             SlotGuard::Plain(Some(share))
         };
-        (guard, quotas)
+        let at = self.judges().then(Instant::now);
+        (guard, Admitted { quotas, at })
+    }
+
+    fn judges(&self) -> bool {
+        self.scopes.iter().any(|one| one.scope.judges())
     }
 
     /// Moves the slot into the body, or releases it here.
@@ -277,10 +284,11 @@ impl Gate {
     pub(in crate::layer) fn hand_over<B: Body + Send + 'static>(
         &self,
         mut guard: SlotGuard,
-        quotas: &mut Vec<Quota>,
+        admitted: &mut Admitted,
         mut response: Response<B>,
         form: Form,
     ) -> Response<ResponseBody<B>> {
+        let Admitted { quotas, at } = admitted;
         if let Some(share) = guard.share() {
             if self.rate_limit_fields {
                 // The handler may have charged more.
@@ -289,8 +297,8 @@ impl Gate {
                     quotas.push(now);
                 }
             }
-            if self.scopes.iter().any(|one| one.scope.judges()) {
-                response = self.judge(share, response);
+            if let Some(at) = at {
+                response = self.judge(share, at.elapsed(), response);
             }
         }
         self.append_fields(response.headers_mut(), quotas);
@@ -300,13 +308,14 @@ impl Gate {
         response.map(|body| ResponseBody::new(body, guard, form))
     }
 
-    /// Pauses the limits that a response asks to pause. Refusals are not judged, or nested layers would pause each other.
-    fn judge<B>(&self, share: &Share, response: Response<B>) -> Response<B> {
-        let (head, body) = response.into_parts();
+    /// Judges a response for each limit. Refusals are not judged, or nested layers would pause each other.
+    fn judge<B>(&self, share: &Share, took: Duration, response: Response<B>) -> Response<B> {
+        let (mut head, body) = response.into_parts();
         if head.extensions.get::<Refusal>().is_none() {
+            head.extensions.insert(TimeToHead(took));
             for GateScope { scope, .. } in &self.scopes {
-                if let Some(time) = scope.pause_after(&head) {
-                    share.pause(scope.limit().name(), time);
+                if let Some(outcome) = scope.outcome(&head) {
+                    outcome.apply(share, scope.limit().name());
                 }
             }
         }
@@ -383,6 +392,15 @@ impl fmt::Debug for Gate {
             .field("scopes", &self.scopes)
             .finish_non_exhaustive()
     }
+}
+
+/// What a response needs to know of its request's admission.
+#[derive(Default)]
+pub(in crate::layer) struct Admitted {
+    /// State of the request's limits, if the response reports it.
+    quotas: Vec<Quota>,
+    /// The time, if the response is judged.
+    at: Option<Instant>,
 }
 
 /// The next step of a request before the service is called: its key, then its slot.

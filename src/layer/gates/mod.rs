@@ -11,7 +11,7 @@ mod labels;
 mod routing;
 
 pub(crate) use gate::Gate;
-pub(super) use gate::{Admission, GateScope, Refuse, Refused};
+pub(super) use gate::{Admission, Admitted, GateScope, Refuse, Refused};
 pub(super) use labels::Labels;
 pub(super) use routing::Gates;
 #[cfg(feature = "config")]

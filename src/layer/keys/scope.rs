@@ -5,6 +5,7 @@
 use std::{
     fmt,
     future::Future,
+    ops::RangeInclusive,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -29,7 +30,7 @@ use crate::{
         response::{Outcome, check_pause},
         slot::Slot,
     },
-    limit::{Limit, LimitId},
+    limit::{Adapt, Limit, LimitId},
 };
 
 /// A [`Limit`] with the rules that find the [`Key`], value, cost and wait of a request.
@@ -51,7 +52,7 @@ pub struct Scope {
     wait: Option<Arc<Find<Option<Duration>>>>,
     /// Whether a request without a key is refused.
     requires_key: bool,
-    outcome: Option<Arc<Judge>>,
+    judges: Vec<Arc<Judge>>,
     pause_at_most: Duration,
     pub(super) tenants: Tenants,
 }
@@ -196,7 +197,7 @@ impl Scope {
             weight: None,
             wait: None,
             requires_key: false,
-            outcome: None,
+            judges: Vec::new(),
             pause_at_most: PAUSE_AT_MOST,
             tenants: Tenants::default(),
         }
@@ -316,7 +317,8 @@ impl Scope {
         self
     }
 
-    /// Pauses the key of a request, in all replicas, if its response says that the service is overloaded.
+    /// Judges each response: pauses the key of its request, in all replicas, if it says that the service is overloaded, and tells an
+    /// [adaptive](Self::adapt) limit.
     ///
     /// For a layer in front of an upstream, as a client or in a gateway. Without a pause, every replica sends its requests
     /// to an upstream that has just answered 429 with `Retry-After`, and each of them is refused. During a pause no request
@@ -325,7 +327,8 @@ impl Scope {
     /// progress go on. In the five seconds after the pause, the limit rises from 0 to its value: if all waiting requests
     /// proceeded at once, a token bucket would refuse nearly all of them again.
     ///
-    /// [`overload`](crate::layer::overload) is the usual judgement; a closure can read other fields. A response that is a
+    /// [`overload`](crate::layer::overload) is the usual judgement; a closure can read other fields. A scope may have several, of
+    /// which the gravest counts for each response. A response that is a
     /// [`Refusal`](crate::layer::Refusal) of this crate is not judged, or nested layers would pause each other. The longest of
     /// several pauses applies. Only a limit with slots can be paused.
     ///
@@ -340,7 +343,34 @@ impl Scope {
         mut self,
         judge: impl Fn(&response::Parts) -> Outcome + Send + Sync + 'static,
     ) -> Self {
-        self.outcome = Some(Arc::new(judge));
+        self.judges.push(Arc::new(judge));
+        self
+    }
+
+    /// Makes the limit adaptive: it finds its own value within these bounds, shared by all replicas, for each key.
+    ///
+    /// The limit begins at its declared value. It grows by one with each accepted request while it is nearly used up, and shrinks
+    /// by a tenth when the upstream is overloaded, as [`outcome_by`](Self::outcome_by) or [`Slot::report`] tells it. [Adaptive
+    /// limits](crate::guide::adaptive) describes the rule, and for which upstreams it fails.
+    ///
+    /// A good floor is at least a quarter of the usual value. A request that weighs more than the floor may have to wait until the
+    /// limit has grown. An operator's override replaces the value, and freezes it.
+    ///
+    /// ```
+    /// use tower_turnstile::{Limit, Limiter, layer};
+    ///
+    /// const PARTNER: Limit = Limit::concurrent("partner", 40);
+    /// let partner = PARTNER.by_header("x-account").outcome_by(layer::overload).adapt(5..=400);
+    /// let layer = Limiter::in_memory().layer(partner)?;
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
+    /// ```
+    ///
+    /// It is an error when the layer is created if the floor is 0, the ceiling is above [`Limit::MAX`], the declared value or a
+    /// key's own value is out of bounds, or if the limit is a rate or [reuses](Limit::reuse) slots. A semaphore of the same limit
+    /// takes it from the limiter ([`Limiter::limit`](crate::Limiter::limit)), since two limits of one name must not differ.
+    pub fn adapt(mut self, bounds: RangeInclusive<u32>) -> Self {
+        let (floor, ceiling) = bounds.into_inner();
+        self.limit = self.limit.adapted(Adapt { floor, ceiling });
         self
     }
 
@@ -353,16 +383,16 @@ impl Scope {
         self
     }
 
-    /// The pause that a response asks for.
-    pub(in crate::layer) fn pause_after(&self, head: &response::Parts) -> Option<Duration> {
-        match self.outcome.as_ref()?(head) {
-            Outcome::Pause(time) => Some(time.min(self.pause_at_most)),
-            Outcome::Other => None,
+    /// The gravest outcome of a response, by all judges. `None`: the limit heeds none.
+    pub(in crate::layer) fn outcome(&self, head: &response::Parts) -> Option<Outcome> {
+        match self.judges.iter().map(|judge| judge(head)).max()? {
+            Outcome::Pause(time) => Some(Outcome::Pause(time.min(self.pause_at_most))),
+            other => self.limit.adapt().map(|_| other),
         }
     }
 
     pub(in crate::layer) fn judges(&self) -> bool {
-        self.outcome.is_some()
+        !self.judges.is_empty()
     }
 
     /// Returns the limit.
@@ -389,7 +419,7 @@ impl Scope {
         }
         self.tenants.validate(&self.limit)?;
         let mut values = self.values.table.iter().flat_map(|table| table.values());
-        values.try_for_each(|value| self.limit.check_value(*value))
+        values.try_for_each(|value| self.limit.check_own_value(*value))
     }
 
     pub(super) fn made_fair(mut self) -> Self {

@@ -20,6 +20,7 @@ mod tied;
 pub(crate) use bounds::check_bound;
 pub(super) use guard::{SlotGuard, Terms, Tie};
 pub use options::{OnLost, ReleaseAt};
+pub(super) use outcome::TimeToHead;
 pub(crate) use outcome::check_pause;
-pub use outcome::{Outcome, overload};
+pub use outcome::{Outcome, overload, slower_than};
 pub(super) use tied::Tied;

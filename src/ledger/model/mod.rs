@@ -44,6 +44,7 @@ mod events;
 mod explore;
 mod fairness;
 mod message;
+mod pace;
 mod run;
 mod settled;
 mod symmetry;

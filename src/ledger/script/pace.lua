@@ -4,7 +4,7 @@
 local pace = nil
 if has_paced then
   -- `pace`: counts what a replica reports of the upstream, while this much is in use and as much has just left. Puts the limit that
-  -- was found in place of the ledger's, and notes it for the reply, with its generation.
+  -- was found in place of the ledger's, and returns its generation.
   function pace(ledger, in_use, removed)
     local key, pattern = ledger.key .. PACE, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([01]) (%d+) (%d+) (%d+)$'
     local floor, ceiling, reported, accepted, overloaded = struct.unpack(PACE_REPORT, ledger.results)
@@ -35,6 +35,7 @@ if has_paced then
       text = string.format(text, limit, generation, score, wall, until_ms, wall_ms, any, cut_ms, from, to)
       redis.pcall('SET', key, text, 'PX', PACE_TTL_MS) -- by pcall: at maxmemory the limit stays as it is
     end
-    ledger.limit, ledger.most, ledger.paced, ledger.generation = limit, limit, limit, generation
+    ledger.limit, ledger.most = limit, limit
+    return generation
   end
 end

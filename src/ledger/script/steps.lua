@@ -119,9 +119,7 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
     waiting = call('ZCOUNT', key, '-inf', '-1')
     in_use = lasting + early - waiting
   end
-  if ledger.results then
-    pace(ledger, in_use, removed)
-  end
+  local generation = ledger.results and pace(ledger, in_use, removed)
   if ledger.pause > 0 or in_use + waiting < size then -- a member that neither holds nor waits may be a pause
     local before = call('ZSCORE', key, PAUSE)
     if before or ledger.pause > 0 then
@@ -183,15 +181,16 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
     reply[#reply + 1] = places[i]
   end
   reply[#reply + 1] = listed
-  if ledger.paced then
-    reply[#reply + 1], reply[#reply + 2] = ledger.paced, ledger.generation
+  if generation then
+    reply[#reply + 1], reply[#reply + 2] = ledger.most, generation
   end
   if claim_count > 0 then
     enter(ledger)
     return reply
   end
   close(ledger)
-  local is_brief = acquires == 0 and (extends == 0 or is_short) and not own and not listed and not ledger.pause_end_ms and not ledger.paced
+  local is_brief = acquires == 0 and (extends == 0 or is_short) and not own and not listed and not generation
+    and not ledger.pause_end_ms
   return is_brief and ledger.waiting == 0 and ledger.in_use or reply
 end
 
@@ -201,7 +200,7 @@ arg, record = 2, first_record
 for i = 1, ledger_count do
   local limit, max_waiters, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
   ledgers[i] = false
-  local is_fair, owes = options % 128 >= 64, options % 256 >= 128
+  local is_fair, owes, is_paced = options % 128 >= 64, options % 256 >= 128, options > 1023 and options % 2048 > 1023
   local has_text = owes or is_fair and acquires > 0
   if not replies[i + 2] then
     local ledger = { -- with room for what is added: the pause, the head and the next ticket
@@ -212,9 +211,9 @@ for i = 1, ledger_count do
     if options > 3 then
       ledger.reuse, ledger.heavy = (options % 16 - options % 4) / 4, options % 32 >= 16
       ledger.pause = (options - options % 2048) / 2048
-      if options % 2048 >= 1024 then
-        ledger.results = ARGV[has_text and dues + 1 or dues]
-      end
+    end
+    if is_paced then
+      ledger.results = ARGV[has_text and dues + 1 or dues]
     end
     if is_fair then
       ledger.fair = { -- preallocated
@@ -227,7 +226,8 @@ for i = 1, ledger_count do
       arg + releases, renews, adopts, acquires, waits)
     replies[i + 2], ledgers[i] = outcome(ok, result), ok and claim_count > 0 and ledger
   end
-  dues = dues + (has_text and 1 or 0) + (options % 2048 >= 1024 and 1 or 0)
+  dues = has_text and dues + 1 or dues
+  dues = is_paced and dues + 1 or dues
   arg, record = arg + releases + renews + adopts + acquires, waits + acquires
 end
 if refund_count + claim_count == 0 then

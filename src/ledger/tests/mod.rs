@@ -3,6 +3,7 @@
 #[cfg(feature = "redis")]
 mod claims;
 mod content;
+mod pace;
 #[cfg(feature = "redis")]
 mod ranges;
 mod rates;

@@ -22,6 +22,7 @@ const showKeys = makeTable(
     { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
     { title: "Replicas", name: "number", text: (row) => String(row.replicas) },
     { title: "Paused", text: pauseText },
+    { title: "Adaptive", text: paceText },
     { title: "Recovering", text: (row) => (row.recovering ? "yes" : "") },
     buttonColumn(caller, [
       ["Set value", (row) => openChange("set", aboutKey(row)), mayChange],
@@ -179,6 +180,7 @@ function limitFacts(limit) {
     ["Queue", limit.wait_ms > 0 ? `up to ${duration(limit.wait_ms)}, ${count(limit.max_waiters, "request")}` : "none"],
   ];
   if (limit.fair) facts.push(["Order", "fair among tenants"]);
+  if (limit.pace) facts.push(["Adaptive", paceText(limit)]);
   if (limit.oldest_wait_ms !== null) facts.push(["Oldest wait", duration(limit.oldest_wait_ms)]);
   const applies = isRate(limit) ? "each charges by its own" : "the largest value applies";
   if (limit.differs) facts.push(["Replicas", `differ in value, mode or fairness: ${applies}`, "warn"]);
@@ -207,6 +209,7 @@ function showDetails(limit) {
   const own = details?.keys.rows.find(({ key }) => key === route.key);
   put(byId("limit-key-name"), route.key ? `Only key ${caller(ownKey())}.` : "");
   const all = route.key ? own : limit;
+  showChart(route.limit, route.key);
   showKeys(details?.keys.rows ?? [], details ? moreText(details.keys) : NOT_YET);
   byId("tenants").hidden = !limit?.fair;
   showTenants(details?.tenants?.rows ?? [], details?.tenants ? moreText(details.tenants) : NOT_YET);

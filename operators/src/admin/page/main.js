@@ -85,6 +85,7 @@ async function readDetails() {
     const details = await answer(`api/limit?${parameters}`);
     if (now !== route) return;
     known.details = details;
+    if (key) rememberKey(details);
     known.detailsProblem = problemText(details.problem);
   } catch (problem) {
     if (now === route) known.detailsProblem = problem.message;
@@ -95,6 +96,7 @@ async function readStatus() {
   try {
     known.status = await answer("api/status");
     known.received = performance.now();
+    rememberStatus(known.status);
     known.problem = problemText(known.status.problem);
   } catch (problem) {
     known.problem = problem.message;

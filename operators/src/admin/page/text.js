@@ -115,6 +115,15 @@ function leftText(row) {
   return `${row.partial ? "at most " : ""}${row.remaining.toLocaleString("en")} of ${row.burst.toLocaleString("en")}`;
 }
 
+// How an adaptive limit has found its value. Empty for others.
+function paceText({ pace }) {
+  if (!pace) return "";
+  const parts = [`${pace.floor} to ${pace.ceiling} from ${pace.declared}`, count(pace.cuts, "cut")];
+  if ("cut_ms" in pace) parts.push(`the last ${duration(pace.cut_ms)} ago from ${pace.cut_from} to ${pace.cut_to}`);
+  if ("wall" in pace) parts.push(`below ${pace.wall} for ${duration(pace.wall_ends_in_ms)}`);
+  return parts.join(", ");
+}
+
 // A key's pause for an overloaded upstream. Empty if there is none.
 function pauseText(row) {
   if (!("pause_ends_in_ms" in row)) return "";
@@ -179,6 +188,7 @@ function explanationText(why) {
     if (why.budget) parts.push(`${leftText(why.budget)} ${why.unit} left`);
   } else if (why.verdict) parts.push(`${why.in_use} of ${count(why.max, "slot")} in use, ${count(why.waiting, "request")} waiting`);
   if (why.pause) parts.push(`paused ${pauseText(why.pause)}`);
+  if (why.pace) parts.push(`adaptive ${paceText(why)}`);
   const tenants = (why.tenants?.rows ?? []).filter((row) => row.waiting > 0);
   if (tenants.length > 0) parts.push(`tenants that wait: ${tenants.slice(0, 5).map(tenantWhy).join("; ")}`);
   if (why.unclaimed.length > 0) parts.push(`no replica has answered for ${count(why.unclaimed.length, "slot")}`);

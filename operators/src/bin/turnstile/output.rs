@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tower_turnstile_operate::{Answers, Explanation, PermitRow, PermitState, TenantRow, Verdict};
 
 use crate::{
-    table::{left, paused_for, tenant_name},
+    table::{found, left, paused_for, tenant_name},
     text::{duration, escaped},
 };
 
@@ -171,7 +171,9 @@ fn standing(why: &Explanation) -> String {
             Some(pause) => format!(", paused for {}", escaped(&paused_for(pause))),
             None => String::new(),
         };
-        return format!("{in_use} of {max} slots in use, {waiting} waiting{paused}");
+        let found = why.pace.as_ref().map(found);
+        let found = found.map_or_else(String::new, |found| format!(", {found}"));
+        return format!("{in_use} of {max} slots in use, {waiting} waiting{paused}{found}");
     };
     let unit = escaped(why.limit.unit.as_deref().unwrap_or("requests"));
     let rate = format!("{} {unit} per {}", why.max, duration(period_ms));
@@ -250,6 +252,7 @@ pub(crate) fn flat_explanation(why: &Explanation) -> Value {
         "place": why.verdict.and_then(Verdict::place),
         "wait_ms": why.verdict.and_then(Verdict::wait_ms),
         "pause_ends_in_ms": why.pause.as_ref().map(|pause| pause.pause_ends_in_ms),
+        "pace": why.pace,
         "paused_by": why.pause.as_ref().map(|pause| &pause.paused_by),
         "answered_for": why.permits.rows.iter().filter(is_held).count(),
         "unclaimed": why.unclaimed.len(),

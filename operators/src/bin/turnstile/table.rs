@@ -1,8 +1,8 @@
 //! The columns of each kind of row.
 
 use tower_turnstile_operate::{
-    BudgetRow, Finding, KeyDigest, KeyRow, LimitRow, PauseRow, PermitRow, RefusalRow, ReplicaRow,
-    TenantDigest, TenantRow, UnclaimedRow,
+    BudgetRow, Finding, KeyDigest, KeyRow, LimitRow, PaceRow, PauseRow, PermitRow, RefusalRow,
+    ReplicaRow, TenantDigest, TenantRow, UnclaimedRow,
 };
 
 use crate::{
@@ -91,7 +91,13 @@ fn notes(row: &LimitRow) -> String {
     let fair = row.fair.then(|| "fair".to_owned());
     let recovering = row.recovering.then(|| RECOVERING.to_owned());
     let differs = row.differs.then(|| "replicas differ".to_owned());
-    let notes = [fair, paused, recovering, differs];
+    let notes = [
+        fair,
+        row.pace.as_ref().map(found),
+        paused,
+        recovering,
+        differs,
+    ];
     Vec::from_iter(notes.into_iter().flatten()).join(", ")
 }
 
@@ -175,7 +181,9 @@ impl Row for KeyRow {
             row.pause.as_ref().map(paused_for).unwrap_or_default()
         }),
         ("", |row| {
-            if row.recovering { RECOVERING } else { "" }.to_owned()
+            let recovering = row.recovering.then(|| RECOVERING.to_owned());
+            let notes = [row.pace.as_ref().map(found), recovering];
+            Vec::from_iter(notes.into_iter().flatten()).join(", ")
         }),
     ];
 }
@@ -187,6 +195,25 @@ pub(crate) fn paused_for(pause: &PauseRow) -> String {
         "" => format!("{left}, by an upstream"),
         replica => format!("{left}, by the upstream of {replica}"),
     }
+}
+
+/// How an adaptive limit has found its value.
+pub(crate) fn found(pace: &PaceRow) -> String {
+    let PaceRow {
+        floor,
+        ceiling,
+        declared,
+        cuts,
+        ..
+    } = pace;
+    let mut text = format!("adaptive {floor} to {ceiling} from {declared}, {cuts} cuts");
+    if let (Some(ago), Some(from), Some(to)) = (pace.cut_ms, pace.cut_from, pace.cut_to) {
+        text += &format!(", the last {} ago from {from} to {to}", duration(ago));
+    }
+    if let (Some(wall), Some(left)) = (pace.wall, pace.wall_ends_in_ms) {
+        text += &format!(", below {wall} for {}", duration(left));
+    }
+    text
 }
 
 /// A key's remaining budget at a rate.

@@ -127,6 +127,16 @@ fn a_limit_shows_keys_holders_waiters_and_refusals() {
         browser
             .until("document.activeElement.id === 'limit-name'")
             .await;
+        // Two answers make a line.
+        browser
+            .until("!document.getElementById('chart').hidden")
+            .await;
+        let (role, name) = browser.heard("#chart-lines").await;
+        assert!(
+            name.starts_with("value 2, in use 6, waiting 6; 0 overloads"),
+            "{name}"
+        );
+        assert!(role == "image" || role == "img", "{role}");
         let title = browser.run("return document.title", json!([])).await;
         assert_eq!(title, "chat - Limits");
         browser.until_text("#keys tbody tr", "2 of 2").await;

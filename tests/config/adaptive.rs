@@ -1,0 +1,43 @@
+//! Adaptive limits from a file.
+
+use tower_turnstile::{
+    Limiter,
+    config::{Config, LiveConfig},
+};
+
+/// A file with an adaptive limit of this value and these bounds.
+fn config(value: u32, adapt: &str) -> Config {
+    let text = format!(
+        "
+        limits.gpu = {{ concurrent = {value}, wait = '1m', outcome = {{ slower_than = '2s' }}{adapt} }}
+        routes = [{{ match = ['*'], limits = ['gpu'] }}]
+        "
+    );
+    Config::from_toml(&text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Adaptive or not, and with which bounds, may change while the limit is in use.
+#[tokio::test]
+async fn a_reload_changes_the_bounds() {
+    let limiter = Limiter::in_memory();
+    let live = LiveConfig::new(
+        &config(9, ", adapt = { floor = 5, ceiling = 40 }"),
+        &limiter,
+    )
+    .unwrap();
+    let gpu = live.limit("gpu").expect("it is in the file");
+    let semaphore = limiter.semaphore(&gpu, "acme").unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    live.reload(&config(50, ", adapt = { floor = 20, ceiling = 80 }"))
+        .unwrap();
+    assert_eq!(semaphore.usage().await.unwrap().max, 50);
+    let plain = Config::from_toml(
+        "
+        limits.gpu = { concurrent = 7, wait = '1m' }
+        routes = [{ match = ['*'], limits = ['gpu'] }]
+        ",
+    );
+    live.reload(&plain.unwrap()).unwrap();
+    assert_eq!(semaphore.usage().await.unwrap().max, 7);
+    drop(permit);
+}
