@@ -19,14 +19,14 @@ const FIRST_HOLD: Duration = Duration::from_secs(1);
 const PART_OF_LEASE: u32 = 3;
 
 impl Queue {
-    /// The payer of a newcomer, which pays for a usual hold in advance if it has to wait.
+    /// The payer of a newcomer, and the price of a usual hold, which it pays in advance if it is granted from the queue.
     #[inline]
-    pub(super) fn prepay(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
+    pub(super) fn quote(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
         let is_fair = self.terms.limit().is_fair();
-        is_fair.then(|| self.prepay_if_fair(ctx, seq))?
+        is_fair.then(|| self.quote_if_fair(ctx, seq))?
     }
 
-    fn prepay_if_fair(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
+    fn quote_if_fair(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
         let time = ctx
             .registry
             .mean_hold(self.terms.limit_id)

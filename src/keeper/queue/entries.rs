@@ -112,7 +112,7 @@ impl Entries {
             return false;
         };
         unindex(entry, &mut self.by_ticket);
-        if !matches!(state, State::Held(_)) && entry.presence.confirm() {
+        if !matches!(state, State::Held(_)) && entry.presence.end_doubt() {
             confirmed(ctx, &mut self.unconfirmed);
         }
         count(ctx, &mut self.held, *limit, entry, false);
@@ -134,7 +134,7 @@ impl Entries {
     pub fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.all.get_mut(&seq)?;
         unindex(entry, &mut self.by_ticket);
-        if entry.presence.confirm() {
+        if entry.presence.end_doubt() {
             confirmed(ctx, &mut self.unconfirmed);
         }
         count(ctx, &mut self.held, self.limit, entry, false);
@@ -228,9 +228,9 @@ impl Entries {
     }
 
     /// The store has confirmed a holder, or it is given up.
-    pub fn confirm(&mut self, ctx: &mut Context, seq: Seq) {
+    pub fn end_doubt(&mut self, ctx: &mut Context, seq: Seq) {
         if let Some(entry) = self.all.get_mut(&seq)
-            && entry.presence.confirm()
+            && entry.presence.end_doubt()
         {
             confirmed(ctx, &mut self.unconfirmed);
         }
@@ -498,13 +498,13 @@ mod tests {
         let later = scene.enter(5, 1);
         scene.set(later, scene.held(true));
         let Scene { entries, ctx } = &mut scene;
-        entries.confirm(ctx, names[0]);
-        entries.confirm(ctx, names[0]);
+        entries.end_doubt(ctx, names[0]);
+        entries.end_doubt(ctx, names[0]);
         entries.set(ctx, names[1], State::Leaving);
         let parked = entries.remove(ctx, names[2]).expect("held");
         entries.rename(ctx, parked, weighing(9, 1));
         assert!(entries.is_introducing());
-        entries.confirm(ctx, names[3]);
+        entries.end_doubt(ctx, names[3]);
         assert!(!entries.is_introducing());
         entries.audit().expect("consistent");
     }

@@ -101,7 +101,12 @@ impl Queue {
             self.releases.shrink();
         }
         if !self.entries.is_introducing() {
-            pending.held = self.entries.held().in_store;
+            // After a stall, leases that have ended may be among them until all that is due is done.
+            pending.held = if ctx.is_behind {
+                0
+            } else {
+                self.entries.held().in_store
+            };
             pending.waiting = self.entries.waiting() as u32;
         }
         batch.waits |= self.entries.waiting() > 0 || batch.acquire.iter().any(|ask| ask.wait);
@@ -128,7 +133,7 @@ impl Queue {
                 add_report(batch, self.take_report(ctx, seq));
             } else if entry.lease.is_over(ctx.now) {
                 entry.presence.renewal_over();
-                self.entries.confirm(ctx, seq);
+                self.entries.end_doubt(ctx, seq);
                 continue;
             } else {
                 entry.presence.renewal_over();
@@ -152,7 +157,7 @@ impl Queue {
             && let Some(Newcomer { seq, .. }) = self.outbox.next_newcomer()
         {
             if let Some((wait, ticket)) = self.send_listed(ctx, seq) {
-                let payer = self.prepay(ctx, seq);
+                let payer = self.quote(ctx, seq);
                 pending
                     .tickets
                     .extend(ticket.map(|ticket| (seq, ticket.get())));
@@ -191,7 +196,7 @@ impl Queue {
             (false, true) => Want::Wait,
         };
         self.send_leg(ctx, seq, has_room);
-        Some((want, self.prepay(ctx, seq)))
+        Some((want, self.quote(ctx, seq)))
     }
 }
 
@@ -331,7 +336,7 @@ impl Queue {
             let is_held = matches!(standing, Standing::Held { .. });
             let (is_confirmed, again) = entry.presence.renewal_answered(is_held);
             if is_confirmed {
-                self.entries.confirm(ctx, seq);
+                self.entries.end_doubt(ctx, seq);
             }
             if again {
                 self.ask_about(seq);
@@ -377,7 +382,7 @@ impl Queue {
         let state = *entry.state();
         let is_held = matches!(standing, Standing::Held { .. } | Standing::Adopted { .. });
         if entry.presence.adopted(is_held) {
-            self.entries.confirm(ctx, seq);
+            self.entries.end_doubt(ctx, seq);
         }
         self.entries.report(ctx, seq, Decision::Changed);
         match (standing, state) {
@@ -439,7 +444,8 @@ impl Queue {
         self.release(ctx, seq, Use::Held);
     }
 
-    /// The waiters passed by a new head were still waiting when the old head was seen: records that.
+    /// The waiters passed by a new head were still waiting when the old head was seen: records that. Without a head all were passed:
+    /// tickets are below 0.
     fn remember_waiting(&mut self, head: Option<i64>) {
         if self.terms.limit().is_fair() {
             // Grants do not follow tickets.

@@ -61,7 +61,7 @@ impl Queue {
             Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
             Decider::Ledger => {
                 let wait = self.prepare_ledger(ctx, seq, wait);
-                let payer = self.prepay(ctx, seq);
+                let payer = self.quote(ctx, seq);
                 let standing = self.run_here(ctx, Operation::Acquire(Ask { seq, wait, payer }));
                 // In a fair ledger, the turn of its tenant may come in the step in which it queues.
                 if payer.is_some() && self.entries.get(seq).is_some_and(Entry::is_held) {
@@ -97,7 +97,7 @@ impl Queue {
             true => Want::Wait,
             false => Want::Now,
         };
-        (want, self.prepay(ctx, seq))
+        (want, self.quote(ctx, seq))
     }
 
     /// Prepares the ledger to grant slots as they come free. Returns whether the request may wait there: beside a store

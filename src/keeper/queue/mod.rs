@@ -5,7 +5,8 @@
 //! | `exchange` | batches, answers, wake-ups |
 //! | `timers` | what is due: renewals of held permits, polls, repeated releases |
 //! | `limits`, `views` | effects of a changed limit on waiting requests; what requests and operators see |
-//! | `outage` | failures: exchanges without an answer, lost permits (also at a shutdown), the store down and back; introductions and roll calls |
+//! | `outage` | failures: exchanges without an answer, the store down and back; introductions and roll calls |
+//! | `held` | slots that are held: renewed, lost (also at a shutdown), parked |
 //! | `local` | requests that this process decides on: the fallback while the store is down, or without a store |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `kept` | the pool, its right, and the requests that come first |
@@ -47,6 +48,7 @@ pub(super) mod audit;
 mod dues;
 mod entries;
 mod exchange;
+mod held;
 mod kept;
 mod key_pause;
 mod ledger_here;

@@ -1,4 +1,4 @@
-//! Failures and the doubts that follow: an unanswered exchange, a lost permit or ledger, a store that is down. Affected requests
+//! Failures and the doubts that follow: an unanswered exchange, a lost ledger, a store that is down. Affected requests
 //! are retried, refused, or decided on by the fallback.
 //!
 //! While the store is down, only probes are sent to it. A limit's waiters follow its fallback; its holders keep their
@@ -9,18 +9,17 @@ use std::time::Duration;
 
 use super::{
     Doubt, PendingBatch, Queue, Use,
-    dues::add_report,
-    entries::entry::{Entry, Holder, Line, State},
+    entries::entry::{Entry, Line, State},
 };
 use crate::{
-    error::{AcquireErrorKind, LostErrorKind},
+    error::AcquireErrorKind,
     fallbacks::Availability,
     keeper::{
         context::{Context, Decision},
         effects::Effect,
     },
     leases::StoreMoment,
-    ledger::{Ask, Batch, BatchReply, Operation, Seq, Standing, weight_of},
+    ledger::{Ask, Batch, BatchReply, Seq, Standing, weight_of},
     telemetry::{Adopted, Measure, Topic},
 };
 
@@ -96,7 +95,7 @@ impl Queue {
         availability: Availability,
     ) {
         let retry = availability == Availability::Up;
-        let pause = ctx.settings.poll_interval;
+        let interval = ctx.settings.poll_interval;
         if !retry {
             ctx.drop_inquiries(&mut pending.inquiries);
         } else {
@@ -110,7 +109,7 @@ impl Queue {
             self.outbox.want(self.pause.send_again(batch.asks_pause));
         }
         self.outbox.again(batch.tells, batch.asks_holders);
-        let again_at = (!retry).then(|| ctx.now + pause);
+        let again_at = (!retry).then(|| ctx.now + interval);
         self.releases.unanswered(&mut pending.releases, again_at);
         for seq in &batch.adopt {
             if let Some(entry) = self.entries.get_mut(*seq) {
@@ -125,7 +124,7 @@ impl Queue {
         }
         for seq in batch.renew.iter().chain(&batch.adopt) {
             if !retry {
-                self.entries.confirm(ctx, *seq);
+                self.entries.end_doubt(ctx, *seq);
             }
             let Some(entry) = self.entries.get_mut(*seq) else {
                 continue;
@@ -136,7 +135,7 @@ impl Queue {
                 State::Held(_) => {
                     // No later than the lease's end, so that the holder is notified in time.
                     let end = entry.lease.deadline();
-                    let due = end.map_or(ctx.now + pause, |end| end.min(ctx.now + pause));
+                    let due = end.map_or(ctx.now + interval, |end| end.min(ctx.now + interval));
                     self.set_due(*seq, due);
                 }
                 _ => {}
@@ -149,7 +148,7 @@ impl Queue {
             self.leave_store(ctx, availability);
         }
         if self.entries.waiting() > 0 {
-            self.polls.unanswered(ctx.now + pause);
+            self.polls.unanswered(ctx.now + interval);
         }
     }
 
@@ -188,87 +187,12 @@ impl Queue {
     }
 }
 
-/// Entries whose requests ask again, and lost permits.
+/// Entries whose requests ask again.
 impl Queue {
     /// A request continues without the exchange it is in. Slots that the exchange still acquires are released.
     pub fn leave_exchange(&mut self, ctx: &mut Context, seq: Seq) {
         if let Some(State::Sent { .. }) = self.entries.get(seq).map(Entry::state) {
             self.park(ctx, seq);
-        }
-    }
-
-    /// Parks a slot that was lost, or that follows a lost leg.
-    pub fn park_slot(&mut self, ctx: &mut Context, seq: Seq) {
-        let debt = self.debt_of(ctx, seq);
-        self.release_here(ctx, seq, debt);
-        self.park(ctx, seq);
-    }
-
-    /// Renews a held slot that is due, or that was not renewed while its exchange was in flight; or ends the slot if it
-    /// has expired. Without a store, its tenant pays. If a request still has it, that is told of any change.
-    pub(super) fn look_after(&mut self, ctx: &mut Context, seq: Seq) {
-        // Its request may have left an exchange, and have waited for the end of it.
-        self.entries.report(ctx, seq, Decision::Changed);
-        let Some(entry) = self.entries.get(seq) else {
-            return;
-        };
-        let entering = entry.presence.is_entering();
-        match entry.holder() {
-            // Nothing to do: the permit is gone, or its request still awaits an answer.
-            None => return,
-            Some(Holder::Request | Holder::Reuser) if entering => return,
-            Some(_) => {}
-        }
-        if let Some(time) = self.pays_every(ctx) {
-            let report = self.take_report(ctx, seq);
-            if report.is_some() {
-                add_report(self.batch_here(ctx), report);
-                self.run_batch_here(ctx, Operation::Nothing);
-            }
-            return self.set_due(seq, ctx.now + time);
-        }
-        if entry.lease.is_over(ctx.now) {
-            return self.lose(ctx, seq, LostErrorKind::Lost);
-        }
-        // Without a deadline, it was admitted without the store, which is adopting it.
-        let deadline = entry.lease.deadline();
-        let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
-        if !entering {
-            self.ask_about(seq);
-        }
-        self.set_due(seq, deadline);
-    }
-
-    /// Ends a held slot that is lost. If no permit has it yet, its request goes on once the slot's fate is known.
-    pub fn lose(&mut self, ctx: &mut Context, seq: Seq, kind: LostErrorKind) {
-        let Some(entry) = self.entries.get(seq) else {
-            return;
-        };
-        match entry.holder() {
-            Some(Holder::Permit) => {
-                ctx.record(|history, now| history.lost(&self.terms.ledger, seq, now));
-                let lease = entry.lease.clone();
-                ctx.end_lease(&lease, kind);
-                // Slots enter and leave the pool without the keeper's lock, but not once their lease has ended.
-                if self.pool().is_some_and(|pool| pool.remove(&lease)) {
-                    return self.release(ctx, seq, Use::Idle);
-                }
-                if kind == LostErrorKind::Lost {
-                    ctx.note_lost_lease(&lease);
-                }
-                self.release(ctx, seq, Use::Held);
-            }
-            Some(Holder::Request | Holder::Reuser) if !entry.presence.is_entering() => {
-                self.park_slot(ctx, seq);
-            }
-            _ => {}
-        }
-    }
-
-    /// Loses all held slots, at a shutdown. Returns the number of slots that permits had.
-    pub fn lose_all(&mut self, ctx: &mut Context) {
-        for seq in self.entries.those(Entry::is_held) {
-            self.lose(ctx, seq, LostErrorKind::ShutDown);
         }
     }
 }

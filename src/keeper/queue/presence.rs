@@ -78,7 +78,7 @@ impl Presence {
     }
 
     /// The introduction need no longer wait for it. Returns whether it has.
-    pub fn confirm(&mut self) -> bool {
+    pub fn end_doubt(&mut self) -> bool {
         mem::take(&mut self.unconfirmed)
     }
 
@@ -275,8 +275,8 @@ mod tests {
         );
         name.enter_sent();
         assert!(name.adopted(true));
-        assert!(name.confirm());
-        assert!(!name.confirm());
+        assert!(name.end_doubt());
+        assert!(!name.end_doubt());
         // Not yet sent: the next store answers.
         name.list_renewal();
         assert!(!name.introduce(), "it is listed");

@@ -120,6 +120,20 @@ fn a_renewal_finds_the_loss_and_newcomers_come_last() {
     assert_eq!((world.tell(), world.ledger().0), (1, 5));
 }
 
+/// G8: after a stall longer than a lease, so many permits end in several steps. Until then their slots are no loss.
+#[test]
+fn a_stall_longer_than_many_leases_is_no_loss() {
+    let mut world = World::new(1, &Limit::concurrent("a", 9_000));
+    let streams: Vec<_> = (0..3_000).map(|_| world.ask(0, Duration::ZERO)).collect();
+    world.settle();
+    assert!(streams.iter().all(|stream| held(world.collect(0, stream))));
+    world.pass(2 * LEASE);
+    let newcomer = world.ask(0, Duration::ZERO);
+    world.settle();
+    assert!(held(world.collect(0, &newcomer)));
+    assert_eq!((world.tell(), world.ledger().0), (0, 1));
+}
+
 /// The lease of a process that stood still has ended, so nothing was lost.
 #[test]
 fn a_lease_that_has_ended_is_no_loss() {
