@@ -107,6 +107,7 @@ fn an_ask_keeps_its_price_in_an_outage() {
     world.release(0, &other);
     let now = world.local();
     world.keepers[0].begin_step(now).fail();
+    world.pass(Duration::from_millis(60));
     world.recover(0);
     world.settle();
     let asked = world.request_of(&waiter).expect("asked");

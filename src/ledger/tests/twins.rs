@@ -265,7 +265,7 @@ impl Script {
         let mut text = replace_once(
             text,
             "redis.call('TIME')",
-            "{ ARGV[#ARGV - 1], ARGV[#ARGV] }",
+            "{ table.remove(ARGV, #ARGV - 1), table.remove(ARGV) }",
         );
         // Keys of rates expire by the test's clock: see `content`.
         text = replace_once(
