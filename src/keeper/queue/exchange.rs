@@ -209,11 +209,8 @@ impl Queue {
         self.remember_waiting(answer.head);
         let seen = self.snapshot.seen();
         self.snapshot.follow(&answer, at);
-        if let Some(pacing) = answer.pacing {
-            pending.limit = pacing.limit;
-            let cut = self.terms.pace.follow(pacing, at.sent, ctx.now);
-            self.note_cut(ctx, cut);
-        }
+        let found = self.follow_pacing(ctx, answer.pacing, at.sent);
+        pending.limit = found.unwrap_or(pending.limit);
         pending.nearest_ms = answer.nearest_ms;
         let asks_again = (self.pause).follow(answer.pause_end_ms, batch.asks_pause, at, ctx.now);
         self.outbox.want(asks_again);

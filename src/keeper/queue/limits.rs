@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::{
     Queue,
     entries::entry::{Entry, Line, State},
@@ -14,7 +16,7 @@ use crate::{
         context::{Context, Decision},
         effects::LogEvent,
     },
-    ledger::{Operation, PaceState, Seq},
+    ledger::{Operation, PaceState, Pacing, Seq},
     limit::{Limit, LimitValue, Mode, Verdict},
     overrides::Steered,
     telemetry::Measure,
@@ -122,7 +124,20 @@ impl Queue {
         }
     }
 
-    pub(super) fn note_cut(&mut self, ctx: &mut Context, cut: Option<Cut>) {
+    /// Follows what the store has found, by its answer to an exchange that was sent then. Returns the limit.
+    pub(super) fn follow_pacing(
+        &mut self,
+        ctx: &mut Context,
+        found: Option<Pacing>,
+        sent: Instant,
+    ) -> Option<u32> {
+        let pacing = found?;
+        let cut = self.terms.pace.follow(pacing, sent, ctx.now);
+        self.note_cut(ctx, cut);
+        Some(pacing.limit)
+    }
+
+    fn note_cut(&self, ctx: &mut Context, cut: Option<Cut>) {
         if let Some(Cut { from, to, count }) = cut {
             ctx.measure(self.terms.limit_id, Measure::Cut(count));
             let limit = self.terms.limit().clone();
