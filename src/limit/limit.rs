@@ -508,17 +508,6 @@ impl Limit {
         self.wait
     }
 
-    pub(crate) fn adapt(&self) -> Option<Adapt> {
-        self.adapt
-    }
-
-    /// The limit as one that finds its own value within these bounds, beginning at the declared one.
-    #[allow(dead_code, reason = "the layer declares it")]
-    pub(crate) fn adapted(mut self, adapt: Adapt) -> Limit {
-        self.adapt = Some(adapt);
-        self.changed()
-    }
-
     pub(crate) fn waiters(&self) -> u32 {
         self.max_waiters
     }

@@ -27,7 +27,7 @@ const LONG_IN_LUA: usize = 80;
 /// The figures, and their bounds.
 const BOUNDS: &[(&str, usize)] = &[
     ("methods of `Core`", 146),
-    ("methods of `Queue`", 123),
+    ("methods of `Queue`", 124),
     ("methods of any other type of the keeper", 45),
     ("methods of the largest machine", 27),
     ("fields of `Core`", 13),
@@ -49,9 +49,9 @@ const BOUNDS: &[(&str, usize)] = &[
         9,
     ),
     ("items of the seam", 29),
-    ("lines of the library", 33_077),
+    ("lines of the library", 33_086),
     ("lines of config", 2543),
-    ("lines of keeper", 10_991),
+    ("lines of keeper", 11_000),
     ("lines of layer", 3649),
     ("lines of leases", 1293),
     ("lines of ledger", 3554),

@@ -4,8 +4,8 @@ use std::{fmt::Write, fs, path::Path};
 
 use crate::Case;
 
-pub const HEAD: &str = "| upstream | limit | replicas | begun at | work | overloads in 1,000 | within a minute of a fall | to 90 % after a rise | in use at the end |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
+pub const HEAD: &str = "| upstream | limit | replicas | begun at | work | overloads in 1,000 | after 20 s | within a minute of a fall | to 90 % after a rise | in use at the end |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
 
 /// What an upstream has seen so far.
 #[derive(Clone, Copy)]
@@ -72,7 +72,7 @@ impl Outcome {
             ..
         } = &self.case;
         let Some(last) = self.lines.last() else {
-            return format!("| {group} | {limit} | {replicas} | {start} | failed |||||");
+            return format!("| {group} | {limit} | {replicas} | {start} | failed ||||||");
         };
         let fall = self.changes(true).first().map_or(String::new(), |lines| {
             let end = lines[0].time + 60.0;
@@ -98,9 +98,16 @@ impl Outcome {
             .collect();
         let mean = end.iter().sum::<f64>() / end.len() as f64;
         let work = 100.0 * last.done / last.possible;
-        let overloads = 1_000.0 * last.overloads / last.requests.max(1.0);
+        let begun = self
+            .lines
+            .iter()
+            .find(|line| line.time >= 20.0)
+            .unwrap_or(last);
+        let in_all = 1_000.0 * last.overloads / last.requests.max(1.0);
+        let later = 1_000.0 * (last.overloads - begun.overloads)
+            / (last.requests - begun.requests).max(1.0);
         format!(
-            "| {group} | {limit} | {replicas} | {start} | {work:.0} % | {overloads:.0} | {fall} | {rise} | {mean:.0} |"
+            "| {group} | {limit} | {replicas} | {start} | {work:.0} % | {in_all:.0} | {later:.0} | {fall} | {rise} | {mean:.0} |"
         )
     }
 
