@@ -277,29 +277,6 @@ fn a_key_that_is_blocked_stays_blocked() {
     assert_eq!(world.refusal(0, &newcomer), Some(AcquireErrorKind::Full));
 }
 
-/// A slot serves one permit after the other: the permit counts, not the slot.
-#[test]
-fn the_permit_of_a_reused_slot_counts() {
-    let mut world = World::new(1, &ten().reuse());
-    let holders = world.holders(0, 3);
-    world.took(0, &holders, Overloaded);
-    world.release(0, &holders[0]);
-    world.release(0, &holders[1]);
-    world.settle();
-    assert_eq!(world.state().map(|state| state.generation), Some(1));
-    world.pass(TICK);
-    world.holders(0, 1);
-    // Its slot is older than the generation.
-    world.release(0, &holders[2]);
-    let again = world.ask(0, Duration::ZERO);
-    assert!(held(world.collect(0, &again)), "without the store");
-    assert!(Arc::ptr_eq(&again, &holders[2]) && again.is_reused());
-    world.pass(TICK);
-    world.took(0, [&again], Overloaded);
-    world.settle();
-    assert_eq!(world.state().map(|state| state.score), Some(8));
-}
-
 #[test]
 fn only_the_limit_that_is_named_counts() {
     let mut world = World::under(1, &[&ten(), &Limit::concurrent("b", 1)]);

@@ -88,39 +88,6 @@ fn a_waiter_that_has_left_before_the_answer_gives_up_its_place() {
     assert_eq!(lines, [id("b")]);
 }
 
-/// Its answer is lost. The place in its line names the price that was sent, whatever the usual hold is by now.
-#[test]
-fn an_ask_keeps_its_price_in_an_outage() {
-    let mut world = World::new(1, &FAIR.fallback(Fallback::Local(1)));
-    let elsewhere = Leg {
-        key: Key::from("elsewhere"),
-        ..tenant_leg("a", 1)
-    };
-    let [holder, other] = [tenant_leg("a", 1), elsewhere].map(|leg| world.ask_for(0, leg));
-    world.settle();
-    assert!(held(world.collect(0, &holder)) && held(world.collect(0, &other)));
-    world.pass(3 * SECOND);
-    world.settle();
-    let waiter = world.ask_for(0, tenant_leg("b", 1));
-    let sent = world.send(0);
-    world.run(&sent);
-    world.release(0, &other);
-    let now = world.local();
-    world.keepers[0].begin_step(now).fail();
-    world.pass(Duration::from_millis(60));
-    world.recover(0);
-    world.settle();
-    let asked = world.request_of(&waiter).expect("asked");
-    let now = world.local();
-    world.keepers[0].begin_step(now).cancel(asked);
-    let [left] = &next_dues(&mut world, 0).left[..] else {
-        panic!("it leaves");
-    };
-    let payer = sent.exchange.batches[0].acquire[0].payer;
-    assert_eq!(Some(left.payer), payer);
-    assert_eq!(left.payer.cost_us, 1_000_000);
-}
-
 #[test]
 fn a_newcomer_pays_in_advance_by_the_mean_hold_and_its_share() {
     let mut world = World::new(1, &FAIR);

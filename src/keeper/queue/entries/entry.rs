@@ -417,7 +417,7 @@ impl Entry {
     /// Since when a permit has held the slot, as far as this process knows.
     pub fn permit_since(&self) -> Option<Instant> {
         match self.state {
-            State::Held(hold) => self.lease.tenure_since().max(Some(hold.since)),
+            State::Held(hold) => Some(hold.since),
             _ => None,
         }
     }
