@@ -4,7 +4,8 @@
 //! cargo run --example axum -- --store redis://127.0.0.1 --limit 2
 //! ```
 //!
-//! Start a second replica with `--listen 127.0.0.1:3001`, and both share the limit. The example `metrics` adds metrics
+//! Start a second replica with `--listen 127.0.0.1:3001`, and both share the limit. The example `metrics`, in the repository, adds
+//! metrics
 //! for Prometheus to this server.
 
 use std::{

@@ -37,7 +37,7 @@ use tokio::{
 use tower::{Layer as _, ServiceExt, service_fn};
 use tower_turnstile::{
     AcquireErrorKind, ClientAddress, Hold, Key, Limit, LimitLayer, Limiter, LimiterBuilder, Mode,
-    OnLost, Permit, Slot,
+    OnLost, Permit, Slot, layer::Outcome,
 };
 use tracing::{
     Event, Level, Metadata as CallSite, Subscriber,
@@ -557,6 +557,21 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
         let by_address = limiter.layer(by_address).unwrap();
         assert_eq!(request(&by_address, "/").await.status(), 200);
         until_told(ADDRESSLESS).await;
+        let adaptive = Limit::concurrent("adaptive", 5)
+            .by_key(|_| Some("key"))
+            .outcome_by(|_| {
+                call_back("judge");
+                Outcome::Overloaded
+            })
+            .adapt(1..=9);
+        let adaptive = limiter.layer(adaptive).unwrap();
+        // The store is told ten times a second at most.
+        soon(async {
+            while !was_called("event limit was cut") {
+                assert_eq!(request(&adaptive, "/").await.status(), 200);
+            }
+        })
+        .await;
         let unlayered = axum::Router::new().route("/", axum::routing::get(|_: Slot| async {}));
         let head = Request::get("/").body(axum::body::Body::empty()).unwrap();
         assert_eq!(unlayered.oneshot(head).await.unwrap().status(), 500);

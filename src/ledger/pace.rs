@@ -59,7 +59,6 @@ impl PaceState {
     }
 
     /// Reads the text in the store: the numbers in the order of the fields.
-    #[allow(dead_code, reason = "for operators")]
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let words = str::from_utf8(text).ok()?.split(' ');
         let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();

@@ -23,7 +23,9 @@ use crate::{
         queue::{Entry, LegState, PendingBatch, Queue},
     },
     leases::{Lease, QueueId},
-    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Want, weight_of},
+    ledger::{
+        Ask, Batch, Claim, ClaimAsk, Exchange, Generation, MAX_PERMITS, Refund, Want, weight_of,
+    },
     part::Part,
 };
 
@@ -435,21 +437,25 @@ impl Draft<'_> {
         }
     }
 
+    /// The generation that newcomers under strict limits expect.
+    fn expected(&self) -> Option<(Arc<str>, Generation)> {
+        let drafted = self.batches.pending.iter().zip(&self.batches.drafted);
+        let is_strict = |queue: QueueId| self.queues[queue].terms().is_strict(self.ctx);
+        let has_claims = !self.claims.is_empty();
+        let mut newcomers = drafted.filter(|(_, batch)| has_claims || !batch.acquire.is_empty());
+        let has_strict = newcomers.any(|(pending, _)| is_strict(pending.queue));
+        has_strict.then(|| self.link.expected(&self.ctx.settings, self.ctx.now))?
+    }
+
     /// Sends what was taken; an exchange without work asks for the time and the generation.
     pub fn send(self) -> Outgoing {
-        let is_empty = self.is_empty();
+        let (is_empty, expected) = (self.is_empty(), self.expected());
         let (asked_by, claims): (_, Vec<_>) = self.claims.into_values().unzip();
         let (id, link) = (self.id, self.link);
         let (settings, now) = (&self.ctx.settings, self.ctx.now);
         // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
         let timeout = settings.store_timeout;
         let generation_query = is_empty.then(|| link.query(settings, now));
-        let has_claims = !claims.is_empty();
-        let drafted = self.batches.pending.iter().zip(&self.batches.drafted);
-        let mut newcomers = drafted.filter(|(_, batch)| has_claims || !batch.acquire.is_empty());
-        let is_strict = |queue: QueueId| self.queues[queue].terms().is_strict(self.ctx);
-        let has_strict = newcomers.any(|(pending, _)| is_strict(pending.queue));
-        let expected = has_strict.then(|| link.expected(settings, now)).flatten();
         link.connection.sent();
         let ms = |length: Duration| length.as_millis() as u64;
         let exchange = Arc::new(Exchange {

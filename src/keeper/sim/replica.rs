@@ -127,12 +127,13 @@ impl World {
                 .map(|limit| limit.burst(3)),
         };
         let mut limit = limit.expect("valid");
+        let adapt = self.adapt.filter(|_| number == 0);
         if self.is_fair() && number < 2 {
             limit = limit.fair().wait_up_to(LONGEST_WAIT);
-        } else if values.reuse && number < 2 {
+        } else if values.reuse && number < 2 && adapt.is_none() {
             limit = limit.reuse();
         }
-        if let Some(adapt) = self.adapt.filter(|_| number == 0) {
+        if let Some(adapt) = adapt {
             limit = limit.adapted(adapt);
         }
         limit = limit.fallback(self.policies[number]);

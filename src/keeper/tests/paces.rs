@@ -328,13 +328,14 @@ fn in_memory_it_finds_its_value() {
             .begin_step(now)
             .collect(asked, false)
             .expect("answered");
-        held.push(taken.ok().expect("granted").leases);
+        held.extend(taken.ok().map(|taken| taken.leases));
     }
     let waiter = ask(&mut core, PATIENT, now);
     assert!(core.begin_step(now).collect(waiter, false).is_none());
     assert!(core.begin_step(now).report(&held[0], "a", Accepted));
     let taken = core.begin_step(now).collect(waiter, false);
-    held.push(taken.expect("granted").ok().expect("granted").leases);
+    held.extend(taken.and_then(Result::ok).map(|taken| taken.leases));
+    assert_eq!(held.len(), 11, "granted");
     let now = now + MOMENT;
     for leases in &held {
         core.begin_step(now).report(leases, "a", Overloaded);

@@ -137,10 +137,8 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
         lease_end_ms, lease_end_text)
     end
   end
-  local listed = nil
-  if ledger.options % 512 >= 256 and in_use <= budget then
-    listed = rarely().list_holders(key, in_use, waiting)
-  end
+  local lists = ledger.options % 512 >= 256 and in_use <= budget -- see the options
+  local listed = lists and rarely().list_holders(key, in_use, waiting) or nil
   local ended = in_use > lasting and call('ZCOUNT', key, '0', now_ms) or 0
   if ended > 0 then
     in_use = in_use - rarely().expire(ledger, ended, waiting)
