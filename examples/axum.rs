@@ -5,8 +5,7 @@
 //! ```
 //!
 //! Start a second replica with `--listen 127.0.0.1:3001`, and both share the limit. The example `metrics`, in the repository, adds
-//! metrics
-//! for Prometheus to this server.
+//! metrics for Prometheus to this server.
 
 use std::{
     collections::VecDeque, convert::Infallible, env, future::IntoFuture, io::IsTerminal,
