@@ -53,11 +53,15 @@ impl World {
         }
     }
 
-    /// The states and the units in use before an exchange runs, by batch.
+    /// The states and the units in use before an exchange runs, by batch; with the waiters that it releases, which are not told
+    /// from holders.
     pub fn paces(&self, exchange: &Exchange) -> Vec<(Option<PaceState>, u32)> {
         let before = |batch: &Batch| {
-            let ledger = self.ledgers.get(&batch.key);
-            ledger.map_or((None, 0), |ledger| (ledger.pace_of(), ledger.in_use()))
+            let Some(ledger) = self.ledgers.get(&batch.key) else {
+                return (None, 0);
+            };
+            let leaving = ledger.waiting().min(batch.release.len() as u32);
+            (ledger.pace_of(), ledger.in_use() + leaving)
         };
         exchange.batches.iter().map(before).collect()
     }

@@ -6,7 +6,8 @@ use super::{Call, Ledger};
 use crate::ledger::{Batch, PaceState, Pacing};
 
 impl Ledger {
-    /// Counts what a replica reports of the upstream. `released`: the units that left with this batch were in use until then.
+    /// Counts what a replica reports of the upstream. `released`: the units that left with this batch were in use until then, as far
+    /// as they were not waiters, which hardly leave while slots are free.
     #[inline]
     pub(super) fn pace(&mut self, call: &Call, batch: &Batch, released: u32) {
         let Some(results) = &batch.results else {
