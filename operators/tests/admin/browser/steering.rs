@@ -19,7 +19,7 @@ const ENTER: &str = "\u{e007}";
 
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
-fn a_limit_is_raised_and_the_change_taken_back() {
+fn a_limit_is_raised_and_the_override_removed() {
     alone(async {
         let scene = on_redis(2).await;
         let (_held, waiter) = used(&scene.limiters[0], "acme").await;
@@ -61,9 +61,9 @@ fn a_limit_is_raised_and_the_change_taken_back() {
             .await;
         browser.click("nav a").await;
         browser.until_text("#log tbody", "as declared").await;
-        browser.click("#log tbody button").await;
+        browser.click("#overrides tbody button").await;
         browser
-            .until_text("#dialog-now", "5, back to as declared")
+            .until_text("#dialog-title", "Remove the overrides of chat")
             .await;
         browser.fill("#change [name=reason]", "wrong limit").await;
         browser.click("#confirm").await;
