@@ -437,8 +437,12 @@ impl Draft<'_> {
         }
     }
 
-    /// The generation that newcomers under strict limits expect.
+    /// The generation that newcomers under strict limits expect. Not in a cluster: while a hash slot moves, a call about two keys
+    /// fails if only one of them has moved.
     fn expected(&self) -> Option<(Arc<str>, Generation)> {
+        if self.ctx.settings.parts.is_cluster() {
+            return None;
+        }
         let drafted = self.batches.pending.iter().zip(&self.batches.drafted);
         let is_strict = |queue: QueueId| self.queues[queue].terms().is_strict(self.ctx);
         let has_claims = !self.claims.is_empty();

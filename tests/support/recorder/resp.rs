@@ -83,6 +83,7 @@ pub(super) struct Call {
     claims: Vec<Vec<(String, u64, u64)>>,
 }
 
+const EXCHANGE_BYTES: usize = 8 * size_of::<f64>();
 const RECORD_BYTES: usize = 7 * size_of::<f64>();
 const REPLICA_CHARS: usize = 16;
 
@@ -95,12 +96,12 @@ impl Call {
         let is_script = name == b"EVALSHA" || name == b"EVAL";
         let (keys, arguments) = is_script.then(|| rest.split_at(number(keys) as usize))?;
         let (packed, arguments) = arguments.split_first()?;
-        let records = packed.get(..RECORD_BYTES)?;
-        let [_, _, _, _, ledgers, refunds, claims] = record(records);
+        let exchange = packed.get(..EXCHANGE_BYTES)?;
+        let [_, _, _, _, ledgers, refunds, claims, _] = record(exchange);
         let replica = &packed[packed.len() - REPLICA_CHARS..];
         let mut arguments = Arguments {
             keys,
-            rest: &arguments[names(&packed[RECORD_BYTES..], ledgers)..],
+            rest: &arguments[names(&packed[EXCHANGE_BYTES..], ledgers)..],
         };
         Some(Self {
             replica: text(replica),
@@ -201,7 +202,7 @@ impl Arguments<'_> {
     }
 }
 
-fn record(packed: &[u8]) -> [usize; 7] {
+fn record<const N: usize>(packed: &[u8]) -> [usize; N] {
     std::array::from_fn(|place| {
         let bytes = &packed[place * size_of::<f64>()..][..size_of::<f64>()];
         f64::from_le_bytes(bytes.try_into().expect("eight bytes")) as usize

@@ -33,7 +33,7 @@ function rememberKey({ limit, key, keys }) {
 const WIDTH = 600;
 const HEIGHT = 120;
 const drawn = (name, attributes) => {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  const node = document.createElementNS(byId("chart-lines").namespaceURI, name);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
   return node;
 };
