@@ -107,7 +107,7 @@ class Server:
 
     def run(self, keys, packed, words):
         if self.expected:
-            keys, words = [*keys, "t:{ledger}:generation"], [*words, self.expected]
+            words = [*words, "t:{ledger}:generation", self.expected]
         return self.call("EVALSHA", self.digest, str(len(keys)), *keys, packed, *words)
 
     def expect(self, generation):

@@ -53,22 +53,28 @@ pub(super) async fn read(
     })
 }
 
-/// The states of adaptive limits of these ledgers, and the time in milliseconds. `None`: there is none, or it may not be read.
+/// The states of adaptive limits of the first of these ledgers, up to an outage, and the time in milliseconds. `None`: there is none,
+/// or it may not be read.
 pub(super) async fn paces(
     control: &ControlConnection,
     ledgers: impl Iterator<Item = String>,
-) -> Result<(u64, Vec<Option<Vec<u8>>>), StoreError> {
+) -> (u64, Vec<Option<Vec<u8>>>) {
+    let Ok(now_ms) = control.time_ms().await else {
+        return (0, Vec::new());
+    };
     let mut states = Vec::new();
     for ledger in ledgers {
         let mut get = cmd("GET");
-        states.push(
-            control
-                .run(get.arg(ledger + PACE))
-                .await
-                .or_else(unless_down)?,
-        );
+        match control
+            .run(get.arg(ledger + PACE))
+            .await
+            .or_else(unless_down)
+        {
+            Ok(state) => states.push(state),
+            Err(_) => break,
+        }
     }
-    Ok((control.time_ms().await?, states))
+    (now_ms, states)
 }
 
 /// The user lacks the permission, unless the store is down.

@@ -74,13 +74,13 @@ pub(super) enum LogEvent {
         key: Arc<str>,
         error: String,
     },
-    /// Something happened to permits, perhaps of many keys.
     /// A limit that finds its own value met an upstream that refuses.
     LimitCut {
         limit: Arc<Limit>,
         from: u32,
         to: u32,
     },
+    /// Something happened to permits, perhaps of many keys.
     Permits {
         limit: Arc<Limit>,
         report: PermitReport,

@@ -28,7 +28,7 @@ impl StoreMoment {
         self.store_us + local.saturating_duration_since(self.sent).as_micros() as u64
     }
 
-    /// When a lease that the store counts from this moment to `until_ms` is certainly over.
+    /// Until when a lease that the store counts from this moment to `until_ms` is certainly held.
     pub(crate) fn deadline(self, until_ms: u64, lease: Duration) -> Instant {
         let lasts = until_ms.saturating_sub(self.store_us / 1_000);
         let lasts = Duration::from_millis(lasts).min(lease);

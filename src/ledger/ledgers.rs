@@ -97,7 +97,7 @@ impl Ledgers {
             let ledger = self.ledger(batch);
             let released = ledger.release(&call, batch);
             let has_newcomers = !(batch.acquire.is_empty() && exchange.claims.is_empty());
-            if is_lost && has_newcomers && ledger.is_gone() {
+            if is_lost && has_newcomers && released == 0 && ledger.is_gone() {
                 return Err(LedgerError::lost());
             }
             Ok(ledger.begin(&mut call, batch, weighs, released))

@@ -15,7 +15,7 @@
 //! | `list` | names the holders of the calling replica, if it asks | `leases.rs` | `rare.lua` |
 //! | `expire` | removes holders whose lease has ended | `leases.rs` | `rare.lua` |
 //! | `settle` | charges tenants of a fair ledger for what they hold | `tenants.rs`, `shares.rs` | `shares.lua` |
-//! | `promote` | grants free slots to the head of the queue; passes over waiters whose replica has no connection | `queue.rs` | `steps.lua` |
+//! | `promote` | grants free slots to the head of the queue, in a fair ledger to the tenant that has paid least, which pays in advance; passes over waiters whose replica has no connection | `queue.rs` | `steps.lua` |
 //! | `bring_forward` | shortens deadlines that a stepped clock has put too far ahead, if the ledger is full | `leases.rs` | `rare.lua` |
 //! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | `queue.lua` |
 //!

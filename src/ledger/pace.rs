@@ -91,6 +91,11 @@ impl PaceState {
         })
     }
 
+    /// Whether nothing is known that matters: the limit is what it began with.
+    pub(crate) fn is_as_begun(&self, start: u32) -> bool {
+        self.limit == start && self.generation == 0 && self.score == 0
+    }
+
     pub(crate) fn past(&self, now_ms: u64) -> PacePast {
         let left_ms = self.wall_until_ms.saturating_sub(now_ms);
         let age = |cut: LastCut| LastCut {

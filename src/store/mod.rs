@@ -63,7 +63,7 @@ pub(crate) trait Session: Send + 'static {
     /// method, so a reply wakes one task instead of two.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event>;
 
-    /// Stops using the current connection, which may be half open. The next exchange makes a new one.
+    /// Stops using the current connection, which may be half open. The next hello makes a new one.
     fn disconnect(&mut self);
 
     /// The error of an exchange without an answer within `patience`. Names the stage that timed out, if it is known.

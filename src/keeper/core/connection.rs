@@ -82,7 +82,7 @@ impl Connection {
         self.is_wanted = false;
     }
 
-    /// An exchange is sent, which also reconnects if the connection has ended.
+    /// An exchange is sent: a hello, if the connection has ended.
     pub fn sent(&mut self) {
         (self.is_wanted, self.reconnect_at) = (false, None);
     }

@@ -1,5 +1,5 @@
 //! A link: the connection to the store, or to one part of a cluster, with its exchanges in flight, the number that may
-//! be in flight, the work that only it can do, and the generation of the data there. What is sent is in `exchange`;
+//! be in flight, the work that only it can do, and the generation of the data there. What is sent is in `draft`;
 //! failures and events are in `store`.
 
 use std::{

@@ -80,11 +80,11 @@ impl Core {
         }
     }
 
-    /// The time for permits to return is over: newcomers go on, unless the store has lost its data again. With a store
+    /// The time for permits to return is over: newcomers go on after one more query, unless the store has lost its data again. With a store
     /// that loses its data again and again, all newcomers would otherwise go on to an empty ledger.
     pub(super) fn check_returns(&mut self) {
         for part in self.ctx.settings.parts.all() {
-            if self.ctx.returns.becomes_over(part, self.ctx.now) {
+            if self.ctx.returns.is_to_be_confirmed(part, self.ctx.now) {
                 self.links[part].ask_generation();
             }
             if self.ctx.returns.end_after_outage(part, self.ctx.now) {

@@ -36,7 +36,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `exchange` | the next exchange, and its answer |
-//! | `store` | exchanges without an answer; connections; transitions of the breaker; answers to claims |
+//! | `store` | exchanges without an answer; connections; events and wake-ups; transitions of the breaker; answers to claims |
 //! | `permits` | requests and permits: submitted, collected, cancelled, released; timers; shutdown |
 //! | `limits` | the limits, their current values, overrides; the view of operators |
 //! | `losses` | a loss of data: found, told, waited for, and over |

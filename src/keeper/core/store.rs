@@ -1,4 +1,4 @@
-//! The store, as the core knows it: unanswered exchanges, connections, the breaker, answers to claims, errors of ledgers.
+//! The store, as the core knows it: unanswered exchanges, connections, events and wake-ups, the breaker, answers to claims, errors of ledgers.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -132,7 +132,7 @@ impl Core {
         }
         for ask in exchange.claims.iter().flat_map(|claim| &claim.asks) {
             let queue = self.queues.without_listing(pending[ask.batch].queue);
-            queue.ask_unanswered(&mut self.ctx, ask.seq, not_after_us, availability);
+            queue.entry_unanswered(&mut self.ctx, ask.seq, not_after_us, availability);
         }
         let is_up = availability == Availability::Up;
         for pending in &pending {
@@ -464,7 +464,7 @@ impl Core {
                 Availability::Up
             };
             let queue = self.queues.without_listing(pending.queue);
-            queue.ask_unanswered(&mut self.ctx, ask.seq, 0, availability);
+            queue.entry_unanswered(&mut self.ctx, ask.seq, 0, availability);
         }
         match sent.asker {
             Asker::Account(id) => {

@@ -29,14 +29,12 @@ impl Queue {
         ctx: &mut Context,
         room: &mut usize,
     ) -> Option<(Batch, PendingBatch)> {
-        let results = self.terms.take_results(ctx);
         let mut batch = Batch {
             key: self.terms.ledger.clone(),
-            limit: match results {
+            limit: match self.terms.paces(ctx) {
                 Some(_) => self.terms.start(),
                 None => self.terms.max_in_store(ctx),
             },
-            results,
             max_waiters: self.terms.limit().waiters(),
             reuse: self.reuse(ctx),
             dues: self.terms.no_dues(),
@@ -59,6 +57,7 @@ impl Queue {
             }
             return None;
         }
+        batch.results = self.terms.take_results(ctx);
         self.outbox.sent();
         Some((batch, pending))
     }

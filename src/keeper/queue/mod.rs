@@ -223,7 +223,7 @@ impl Queue {
         self.entries.get(seq)
     }
 
-    /// Whether a name has an entry still, or is the next that this queue releases.
+    /// Whether a name has an entry still, or is released with the next batch.
     pub fn is_releasing(&self, seq: Seq) -> bool {
         self.entry(seq).is_some() || self.releases.is_next(seq)
     }
@@ -289,7 +289,8 @@ impl Queue {
             Some(pool) if self.here.get().is_some() => self.entries.all().len() != pool.idle(),
             _ => !self.entries.all().is_empty(),
         };
-        let remembers = self.pause.is_any() || ctx.returns.is_of_key(self.terms.id);
+        let reports = self.terms.pace.next_due().is_some();
+        let remembers = self.pause.is_any() || ctx.returns.is_of_key(self.terms.id) || reports;
         !has_entries
             && (!remembers || ctx.ending.has_begun())
             && !self.outbox.is_in_flight()

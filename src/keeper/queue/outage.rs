@@ -142,7 +142,7 @@ impl Queue {
             }
         }
         for Ask { seq, .. } in &batch.acquire {
-            self.ask_unanswered(ctx, *seq, not_after_us, availability);
+            self.entry_unanswered(ctx, *seq, not_after_us, availability);
         }
         if availability == Availability::Refused {
             self.leave_store(ctx, availability);
@@ -153,7 +153,7 @@ impl Queue {
     }
 
     /// An entry got no answer, or its ledger cannot be used.
-    pub fn ask_unanswered(
+    pub fn entry_unanswered(
         &mut self,
         ctx: &mut Context,
         seq: Seq,

@@ -3,7 +3,7 @@
 //!
 //! - At most one exchange in flight may enter the name into the ledger.
 //! - A name that the store may know, or that an unanswered exchange may still enter, is released before it is forgotten.
-//! - A renewal is repeated only while it is in flight.
+//! - A renewal in flight is not sent again; an introduction asks once more after its answer.
 
 use std::mem;
 

@@ -104,9 +104,14 @@ impl KeyTerms {
         Some(self.pace.look(bounds, declared, now_ms))
     }
 
-    /// What a batch says of a limit that finds its own value. While permits return, the store admits nobody.
+    /// The bounds within which the store finds the value. While permits return, it admits nobody.
+    pub fn paces(&self, ctx: &Context) -> Option<Adapt> {
+        self.adapt().filter(|_| !self.is_returning(ctx))
+    }
+
+    /// What a batch says of a limit that finds its own value.
     pub fn take_results(&mut self, ctx: &Context) -> Option<Results> {
-        let adapt = self.adapt().filter(|_| !self.is_returning(ctx))?;
+        let adapt = self.paces(ctx)?;
         Some(self.pace.take_results(adapt, ctx.now))
     }
 

@@ -16,7 +16,9 @@ impl Ledger {
         let mut state = self.pace_state(batch);
         let limit = state.pacing(results).limit;
         let in_use = max(self.units, min(self.units + released, limit));
-        if state.count(results, in_use, call.now_ms) {
+        // Keys may be many: as long as a limit is as declared, nothing is kept.
+        let counts = state.count(results, in_use, call.now_ms);
+        if counts && (self.pace.is_some() || !state.is_as_begun(limit)) {
             self.pace = Some(Box::new(state));
         }
     }

@@ -47,8 +47,7 @@
 --
 -- KEYS
 -- ====
--- The ledgers, each once, and then the states of rates, each once. A hello has neither, but the generation, which also comes last in
--- an exchange that expects one.
+-- The ledgers, each once, and then the states of rates, each once. A hello has neither, but the generation.
 --
 -- ARGV
 -- ====
@@ -82,7 +81,8 @@
 --                                         1 if its limit is not enforced, else 0
 --              for each ask       ASK_ARGS: index of its ledger in KEYS, what to do without a free slot, permit:
 --                                         refuse the claim (0), WAIT, or proceed without the slot (IF_FREE)
---   then     if it expects one    the generation that the replica has seen less than a lease ago
+--   then     if it expects one    the name of the generation, and what the replica has seen there less than a lease ago. The
+--                                         name is not in KEYS, since a server may be one of a cluster that is not known as such
 --   of a hello                    the id of the generation that the replica has known for less than a lease (0: none), or
 --                                         '' if it does not ask
 --

@@ -8,10 +8,13 @@ if has_paced then
   function pace(ledger, in_use, removed)
     local key, pattern = ledger.key .. PACE, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([01]) (%d+) (%d+) (%d+)$'
     local floor, ceiling, reported, accepted, overloaded = struct.unpack(PACE_REPORT, ledger.results)
-    local limit, generation, score, wall, until_ms, wall_ms, any, cut_ms, from, to = string.match(call('GET', key) or '', pattern)
+    local stored = redis.pcall('GET', key) -- by pcall: in a cluster the key may be on its way to another node
+    local is_known = type(stored) ~= 'table'
+    local limit, generation, score, wall, until_ms, wall_ms, any, cut_ms, from, to = string.match(is_known and stored or '', pattern)
     limit = math.max(floor, math.min(tonumber(limit or ledger.limit), ceiling))
-    generation = tonumber(generation or 0)
-    if reported == generation and accepted + overloaded > 0 then
+    generation = is_known and tonumber(generation or 0) or reported
+    if is_known and reported == generation and accepted + overloaded > 0 then
+      local before = limit
       wall, until_ms, wall_ms = tonumber(wall or 0), tonumber(until_ms or 0), tonumber(wall_ms or 0)
       cut_ms, from, to = tonumber(cut_ms or 0), tonumber(from or 0), tonumber(to or 0)
       in_use = math.max(in_use, math.min(in_use + removed, limit))
@@ -31,9 +34,14 @@ if has_paced then
         limit = math.max(limit, math.min(limit + math.min(accepted, math.max(math.floor(limit / 10), 1)), top))
         wall = 10 * limit > 11 * wall and 0 or wall
       end
-      local text = '%.0f %.0f %.0f %.0f %.0f %.0f %s %.0f %.0f %.0f'
-      text = string.format(text, limit, generation, score, wall, until_ms, wall_ms, any, cut_ms, from, to)
-      redis.pcall('SET', key, text, 'PX', PACE_TTL_MS) -- by pcall: at maxmemory the limit stays as it is
+      -- Keys may be many: as long as a limit is as declared, nothing is kept.
+      if stored or score > 0 or generation > 0 or limit ~= before then
+        local text = '%.0f %.0f %.0f %.0f %.0f %.0f %s %.0f %.0f %.0f'
+        text = string.format(text, limit, generation, score, wall, until_ms, wall_ms, any, cut_ms, from, to)
+        if redis.pcall('SET', key, text, 'PX', PACE_TTL_MS).err then -- at maxmemory the limit stays as it is
+          limit, generation = before, reported
+        end
+      end
     end
     ledger.limit, ledger.most = limit, limit
     return generation

@@ -26,8 +26,8 @@ for i = 1, ledger_count do
   else
     if size > 0 then
       lasting = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE)
-    elseif expects == 1 and acquires + claim_count > 0 then -- holders may be lost with all other data
-      generation = generation or redis.pcall('GET', KEYS[#KEYS]) -- by pcall: an ACL may forbid it
+    elseif expects == 1 and removed == 0 and acquires + claim_count > 0 then -- holders may be lost with all other data
+      generation = generation or redis.pcall('GET', ARGV[#ARGV - 1]) -- by pcall: an ACL may forbid it
       failure = type(generation) ~= 'table' and generation ~= ARGV[#ARGV] and LOST or nil
     end
     is_short = not failure and adopts == 0 and (options < 8 or options >= 64 and options < 72)

@@ -81,14 +81,12 @@ pub(crate) fn encode(
     let query = exchange.generation_query.as_ref();
     let idle_key = query.map(|query| &*query.key).or(idle_key);
     let idle_key = idle_key.filter(|_| keys == 0);
-    let expected = exchange.expected.as_ref();
-    let last_key = expected.map(|(key, _)| &**key);
-    let keys = keys + usize::from(idle_key.is_some()) + usize::from(last_key.is_some());
+    let keys = keys + usize::from(idle_key.is_some());
     cmd.arg(command).arg(script).arg(keys).arg(idle_key);
     for batch in &exchange.batches {
         cmd.arg(&*batch.key);
     }
-    cmd.arg(&rates.keys).arg(last_key);
+    cmd.arg(&rates.keys);
     let replica = exchange.replica.text();
     cmd.arg(packed(&replica, wake_prefix, listens, exchange));
     if exchange.is_empty() {
@@ -118,8 +116,8 @@ pub(crate) fn encode(
     for claim in &exchange.claims {
         rates.encode_claim(&mut cmd, &replica, claim);
     }
-    if let Some((_, Generation { id, found_ms })) = expected {
-        cmd.arg(format!("{id} {found_ms}"));
+    if let Some((key, Generation { id, found_ms })) = &exchange.expected {
+        cmd.arg(&**key).arg(format!("{id} {found_ms}"));
     }
     cmd
 }

@@ -1,4 +1,4 @@
-//! One connection and its state.
+//! One connection and its state: not a link of the core, which has one connection after the other.
 //!
 //! Tests: `session.rs`, `tests.rs`.
 

@@ -265,7 +265,8 @@ impl Entry {
         })
     }
 
-    /// Ticket of the place in which the request was granted a slot. If that slot is lost, the request asks for this place.
+    /// Ticket of the place in which the request was granted a slot. If that slot is lost, the request asks for this place. Of a
+    /// waiter that was given up before its answer: of its place.
     pub fn ticket(&self) -> Option<NonZero<i64>> {
         self.rest.as_ref()?.ticket
     }
