@@ -8,6 +8,7 @@ mod support;
 mod access;
 mod ends;
 mod leaks;
+mod outage;
 mod parameters;
 mod python;
 mod queue;
