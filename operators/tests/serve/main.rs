@@ -12,4 +12,5 @@ mod outage;
 mod parameters;
 mod python;
 mod queue;
+mod reload;
 mod scene;
