@@ -352,6 +352,10 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.tenant.as_deref()
+    }
+
     pub(crate) fn digest(&self) -> Option<TenantDigest> {
         let tenant = self.tenant.as_deref();
         self.tenant_digest.or_else(|| tenant.map(TenantDigest::of))

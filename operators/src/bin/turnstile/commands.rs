@@ -103,14 +103,8 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
 async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError> {
     Ok(match &args.command {
         Command::Change(made) => return change::run(args, operator, made).await,
-        Command::Overrides => {
-            change::show(args, &operator.overrides().await?);
-            ExitCode::SUCCESS
-        }
-        Command::Log => {
-            change::show_log(args, &operator.log().await?);
-            ExitCode::SUCCESS
-        }
+        Command::Overrides => return change::show(args, operator).await,
+        Command::Log => return change::show_log(args, operator).await,
         Command::Status => return status(args, operator).await,
         Command::Limits => told(args, operator, &operator.limits().await?).await,
         Command::Replicas => told(args, operator, &operator.replicas().await?).await,
