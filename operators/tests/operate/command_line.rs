@@ -754,6 +754,44 @@ async fn changes_name_a_tenant_that_a_replica_shows() {
 }
 
 #[tokio::test]
+async fn an_explanation_may_be_of_one_tenant() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 1).await;
+    let gpu = limiters[0].semaphore(GPU, Key::SHARED).unwrap();
+    let of = |tenant| gpu.clone().tenant(tenant).unwrap();
+    let _held = of("acme").acquire().await.unwrap();
+    let _waiters = [
+        wait_in_line(&of("acme")).await,
+        wait_in_line(&of("globex")).await,
+    ];
+    let _chat = limiters[0].semaphore(CHAT, Key::SHARED).unwrap();
+    let _chat = _chat.acquire().await.unwrap();
+    let [acme, globex] = ["acme", "globex"].map(|name| TenantDigest::of(name).to_string());
+    let all = says(&server, &["explain", "gpu"]).await;
+    assert!(all.contains(&acme) && all.contains(&globex), "{all}");
+    for tenant in [["--tenant", "acme"], ["--tenant-digest", &acme]] {
+        let arguments = [&["explain", "gpu"][..], &tenant].concat();
+        let why = says(&server, &arguments).await;
+        assert!(
+            why.starts_with("limit gpu (enforce): 1 of 1 slots in use, 2 waiting"),
+            "{why}"
+        );
+        assert!(why.contains(&acme) && !why.contains(&globex), "{why}");
+        let why = rows(&server, &arguments).await;
+        assert_eq!(
+            (&why[0]["waiting"], &why[0]["tenants"]),
+            (&2.into(), &1.into())
+        );
+    }
+    let nobody = ["explain", "gpu", "--tenant", "acne"];
+    let is_said = |code, errors: &str| code == 4 && errors.contains("is its name right?");
+    until_ends(&server.url(), &nobody, is_said).await;
+    let not_fair = ["explain", "chat", "--key", "", "--tenant", "acme"];
+    let is_said = |code, errors: &str| code == 1 && errors.contains("limit `chat` is not fair");
+    until_ends(&server.url(), &not_fair, is_said).await;
+}
+
+#[tokio::test]
 async fn shares_of_tenants_are_shown_and_changed() {
     let server = RedisServer::start();
     let (limiters, _operator) = replicas(&server, 2).await;
