@@ -199,7 +199,7 @@ async fn run(options: Options) -> Result<(), String> {
     log_to_stderr();
     // For upstreams and the store.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let recorder = options.monitor.map(|_| monitor::recorder()).transpose()?;
+    let recorder = monitor::recorder(options.monitor.is_some())?;
     let callers = callers(&options)?;
     let log = options.access_log.as_deref().map(AccessLog::open);
     let log = log.transpose()?.unwrap_or_default();

@@ -7,6 +7,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use metrics::NoopRecorder;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, time::sleep};
@@ -24,12 +25,18 @@ pub(crate) struct Monitor {
     pub(crate) is_ending: watch::Receiver<bool>,
 }
 
-/// Installs the metrics recorder. Call it before the limiter is created, which looks for a recorder only once.
-pub(crate) fn recorder() -> Result<PrometheusHandle, String> {
+/// Installs the metrics recorder, or one that records nothing: a limiter warns if there is none. Call it before the limiter
+/// is created, which looks for a recorder only once.
+pub(crate) fn recorder(records: bool) -> Result<Option<PrometheusHandle>, String> {
+    if !records {
+        let installed = metrics::set_global_recorder(NoopRecorder);
+        return installed.map(|()| None).map_err(|error| error.to_string());
+    }
     let seconds = Matcher::Suffix("_seconds".to_owned());
     PrometheusBuilder::new()
         .set_buckets_for_metric(seconds, &SECONDS)
         .and_then(PrometheusBuilder::install_recorder)
+        .map(Some)
         .map_err(|error| error.to_string())
 }
 

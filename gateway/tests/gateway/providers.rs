@@ -403,6 +403,18 @@ fn a_stream_whose_slot_was_lost_ends_with_an_error() {
     });
 }
 
+/// Its operator cannot install a recorder.
+#[test]
+fn without_a_monitor_no_recorder_is_missed() {
+    alone(async {
+        let stage = Stage::new().await;
+        let replica = &stage.replicas[0];
+        replica.hang_up();
+        soon(replica.until_logged("reloaded", 1)).await;
+        assert!(!replica.log().contains("recorder"), "{}", replica.log());
+    });
+}
+
 #[test]
 fn metrics_and_health_have_an_address_of_their_own() {
     alone(async {

@@ -715,6 +715,82 @@ async fn what_was_revoked_is_in_the_log_and_is_not_taken_back() {
     until_max(&acme, 10).await;
 }
 
+/// The record has its digest.
+#[tokio::test]
+async fn changes_name_a_tenant_that_a_replica_shows() {
+    let server = RedisServer::start();
+    let limiter = builder("web-0").show_keys().connect(&server.url()).await;
+    let limiter = limiter.unwrap();
+    let operator = Patient::connect(&server.url()).await;
+    await_replicas(&operator, 1).await;
+    let gpu = limiter.semaphore(GPU, Key::SHARED).unwrap();
+    let acme = gpu.clone().tenant("acme").unwrap().acquire().await.unwrap();
+    for tenant in ["acme", "globex"] {
+        let set = [
+            "set", "gpu", "--tenant", tenant, "--share", "5", "--for", "2h",
+        ];
+        let arguments = [&set[..], &BY].concat();
+        // Nobody may be that tenant.
+        until_ends(&server.url(), &arguments, |code, _| [0, 4].contains(&code)).await;
+    }
+    let globex = TenantDigest::of("globex").to_string();
+    for command in ["log", "overrides"] {
+        let said = says(&server, &[command]).await;
+        assert!(said.contains("acme") && said.contains(&globex), "{said}");
+    }
+    let log = says(&server, &["log"]).await;
+    assert!(
+        log.contains("tenant acme of limit `gpu`: as declared -> share 5"),
+        "{log}"
+    );
+    // Its last refusal has its name too.
+    let refused = gpu.clone().tenant("globex").unwrap();
+    refused.try_acquire().await.unwrap_err();
+    until(async || says(&server, &["log"]).await.contains("tenant globex of")).await;
+    // Nobody shows its name any more.
+    drop(acme);
+    let digest = TenantDigest::of("acme").to_string();
+    until(async || says(&server, &["log"]).await.contains(&digest)).await;
+}
+
+#[tokio::test]
+async fn an_explanation_may_be_of_one_tenant() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 1).await;
+    let gpu = limiters[0].semaphore(GPU, Key::SHARED).unwrap();
+    let of = |tenant| gpu.clone().tenant(tenant).unwrap();
+    let _held = of("acme").acquire().await.unwrap();
+    let _waiters = [
+        wait_in_line(&of("acme")).await,
+        wait_in_line(&of("globex")).await,
+    ];
+    let _chat = limiters[0].semaphore(CHAT, Key::SHARED).unwrap();
+    let _chat = _chat.acquire().await.unwrap();
+    let [acme, globex] = ["acme", "globex"].map(|name| TenantDigest::of(name).to_string());
+    let all = says(&server, &["explain", "gpu"]).await;
+    assert!(all.contains(&acme) && all.contains(&globex), "{all}");
+    for tenant in [["--tenant", "acme"], ["--tenant-digest", &acme]] {
+        let arguments = [&["explain", "gpu"][..], &tenant].concat();
+        let why = says(&server, &arguments).await;
+        assert!(
+            why.starts_with("limit gpu (enforce): 1 of 1 slots in use, 2 waiting"),
+            "{why}"
+        );
+        assert!(why.contains(&acme) && !why.contains(&globex), "{why}");
+        let why = rows(&server, &arguments).await;
+        assert_eq!(
+            (&why[0]["waiting"], &why[0]["tenants"]),
+            (&2.into(), &1.into())
+        );
+    }
+    let nobody = ["explain", "gpu", "--tenant", "acne"];
+    let is_said = |code, errors: &str| code == 4 && errors.contains("is its name right?");
+    until_ends(&server.url(), &nobody, is_said).await;
+    let not_fair = ["explain", "chat", "--key", "", "--tenant", "acme"];
+    let is_said = |code, errors: &str| code == 1 && errors.contains("limit `chat` is not fair");
+    until_ends(&server.url(), &not_fair, is_said).await;
+}
+
 #[tokio::test]
 async fn shares_of_tenants_are_shown_and_changed() {
     let server = RedisServer::start();
@@ -784,7 +860,9 @@ async fn shares_of_tenants_are_shown_and_changed() {
     assert_eq!(why[0]["tenants"], 2);
     // Overrides of the limit are others.
     order(&server, &["unset", "gpu"], 1).await;
-    change(&server, &["unset", "gpu", "--tenant", "acme"]).await;
+    let before = change(&server, &["unset", "gpu", "--tenant", "acme"]).await;
+    let expected = "before: tenant acme of limit `gpu` is share 6, by ada";
+    assert!(before.contains(expected), "{before}");
     let log = rows(&server, &["log"]).await;
     assert_eq!(
         (&log[0]["tenant"], &log[0]["before"], &log[0]["after"]),

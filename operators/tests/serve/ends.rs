@@ -78,10 +78,7 @@ fn a_server_that_ends_tells_holders_and_refuses_all_others() {
         assert_eq!(newcomer.problem().await["kind"], "shut_down");
         until_in_use(&gpu, 1, 0).await;
         // The permit is still the client's.
-        let [id, secret] = ["permit", "secret"].map(|of| granted[of].as_str().unwrap());
-        let (path, form) = (format!("/permits/{id}/ping"), format!("secret={secret}"));
-        let ping = scene.post(&path, &form);
-        assert_eq!(ping.await.status, 204);
+        assert_eq!(scene.ping(&granted).await, 204);
         drop(holder);
         assert_eq!(soon(scene.serve.terminated()).await, Some(0));
         until_in_use(&gpu, 0, 0).await;
@@ -138,13 +135,10 @@ mod timed {
             let scene = Scene::new(&[]).await;
             let form = "client_timeout=2";
             let (mut holder, granted) = scene.granted("gpu", form).await;
-            let [id, secret] = ["permit", "secret"].map(|of| granted[of].as_str().unwrap());
             let pings = async {
                 for _ in 0..40 {
                     sleep(Duration::from_millis(100)).await;
-                    let form = format!("secret={secret}");
-                    let ping = scene.post(&format!("/permits/{id}/ping"), &form).await;
-                    assert_eq!(ping.status, 204);
+                    assert_eq!(scene.ping(&granted).await, 204);
                 }
             };
             tokio::select! {

@@ -34,14 +34,9 @@ fn a_client_learns_its_place_and_gets_the_slot_in_turn() {
             );
         }
         drop(first);
-        loop {
-            // Its new place may come in between.
-            let (event, data) = second.event().await;
-            if event == "granted" {
-                assert!(data["waited"].as_f64().unwrap() > 0.0);
-                break;
-            }
-        }
+        let (event, data) = second.outcome().await;
+        assert_eq!(event, "granted");
+        assert!(data["waited"].as_f64().unwrap() > 0.0);
         until_in_use(&gpu, 1, 1).await;
         drop((second, third));
         until_in_use(&gpu, 0, 0).await;

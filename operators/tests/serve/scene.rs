@@ -14,7 +14,7 @@ use tower_turnstile_operate::{Operator, PermitRow};
 
 use crate::support::{GUARD, redis_server::RedisServer, replica::Replica, soon};
 
-/// `gpu` has one slot for each key, `fair` two for all tenants, and `tokens` are a rate.
+/// `gpu` has one slot for each key, `fair` two for all tenants, `strict` one even without the store, and `tokens` are a rate.
 const LIMITS: &str = "
     [plans.gold]
     keys = ['acme']
@@ -35,6 +35,11 @@ const LIMITS: &str = "
     key = { header = 'x-key' }
     require_key = true
     unrouted = true
+    [limits.strict]
+    concurrent = 1
+    wait = '1h'
+    fallback = 'reject'
+    unrouted = true
     [limits.tokens]
     rate = 100
     per = '10h'
@@ -46,7 +51,7 @@ const LIMITS: &str = "
 pub(crate) struct Scene {
     pub(crate) redis: RedisServer,
     pub(crate) serve: Replica,
-    _file: NamedTempFile,
+    pub(crate) file: NamedTempFile,
 }
 
 pub(crate) fn turnstile(arguments: &[&str]) -> Command {
@@ -61,9 +66,15 @@ pub(crate) fn turnstile(arguments: &[&str]) -> Command {
     command
 }
 
-/// A file with times for which a stall of the machine changes nothing.
+/// Times for which a stall of the machine changes nothing.
+const TIMES: &str =
+    "lease = '5m', store_timeout = '20s', waiter_ttl = '1s', poll_interval = '200ms'";
+
 pub(crate) fn file(redis: &RedisServer) -> NamedTempFile {
-    let times = "lease = '5m', store_timeout = '20s', waiter_ttl = '1s', poll_interval = '200ms'";
+    timed_file(redis, TIMES)
+}
+
+fn timed_file(redis: &RedisServer, times: &str) -> NamedTempFile {
     let url = redis.url();
     let mut file = NamedTempFile::new().expect("a file");
     let store = format!("unlimited = true\nstore = {{ url = '{url}', {times} }}\n{LIMITS}");
@@ -77,8 +88,17 @@ impl Scene {
     }
 
     pub(crate) async fn started(options: &[&str], edit: impl FnOnce(&mut Command)) -> Self {
+        Self::timed(TIMES, options, edit).await
+    }
+
+    /// With other times of the store.
+    pub(crate) async fn timed(
+        times: &str,
+        options: &[&str],
+        edit: impl FnOnce(&mut Command),
+    ) -> Self {
         let redis = RedisServer::start();
-        let file = file(&redis);
+        let file = timed_file(&redis, times);
         let path = file.path().to_str().expect("text");
         let arguments = ["serve", "--config", path, "--listen", "127.0.0.1:0"];
         let mut command = turnstile(&[&arguments, options].concat());
@@ -86,7 +106,7 @@ impl Scene {
         Self {
             serve: Replica::launch(command).await,
             redis,
-            _file: file,
+            file,
         }
     }
 
@@ -113,10 +133,15 @@ impl Scene {
 
     /// The limit `gpu` in a service, for a key without a plan.
     pub(crate) async fn gpu(&self) -> Semaphore {
+        self.semaphore("gpu", "beta").await
+    }
+
+    /// A limit with one slot in a service.
+    pub(crate) async fn semaphore(&self, limit: &'static str, key: &'static str) -> Semaphore {
         let limiter = Limiter::builder().lease(5 * GUARD).store_timeout(GUARD);
         let limiter = limiter.connect(self.redis.url()).await.expect("it is up");
-        let gpu = Limit::concurrent("gpu", 1).wait_up_to(GUARD);
-        limiter.semaphore(gpu, "beta").unwrap()
+        let limit = Limit::concurrent(limit, 1).wait_up_to(GUARD);
+        limiter.semaphore(limit, key).unwrap()
     }
 
     /// An operator whom the server answers.
@@ -131,6 +156,13 @@ impl Scene {
         })
         .await;
         operator
+    }
+
+    /// The status of a ping: 204 as long as the permit is the client's.
+    pub(crate) async fn ping(&self, granted: &Value) -> u16 {
+        let [id, secret] = ["permit", "secret"].map(|of| granted[of].as_str().unwrap());
+        let (path, form) = (format!("/permits/{id}/ping"), format!("secret={secret}"));
+        self.post(&path, &form).await.status
     }
 
     pub(crate) async fn permits(
@@ -231,6 +263,16 @@ impl Answer {
                 let data = data.strip_prefix("data: ").expect("data");
                 let data = serde_json::from_str(data).expect("JSON");
                 return (name.trim_end().to_owned(), data);
+            }
+        }
+    }
+
+    /// The next event that is not the client's place in the queue.
+    pub(crate) async fn outcome(&mut self) -> (String, Value) {
+        loop {
+            let event = self.event().await;
+            if event.0 != "queued" {
+                return event;
             }
         }
     }

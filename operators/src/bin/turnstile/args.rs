@@ -66,7 +66,14 @@ pub(crate) enum Command {
     /// Replicas, and their settings.
     Replicas,
     /// The outcome of a caller's next request, and the reasons. Without a caller: under a limit that all callers share.
-    Explain(Of),
+    ///
+    /// With a tenant of a fair limit: only the requests of this tenant.
+    Explain {
+        #[command(flatten)]
+        of: Of,
+        #[command(flatten)]
+        tenant: Tenant,
+    },
     /// The digest of a caller's key, or of a tenant, as shown by other commands. Works offline.
     #[command(group(ArgGroup::new("who").args(["key", "digest", "tenant"]).required(true)))]
     Digest {
@@ -352,6 +359,10 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.tenant.as_deref()
+    }
+
     pub(crate) fn digest(&self) -> Option<TenantDigest> {
         let tenant = self.tenant.as_deref();
         self.tenant_digest.or_else(|| tenant.map(TenantDigest::of))

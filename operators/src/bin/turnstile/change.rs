@@ -1,11 +1,14 @@
 //! Commands that change something, and commands that show changes.
 
-use std::process::ExitCode;
+use std::{
+    collections::{BTreeSet, HashMap},
+    process::ExitCode,
+};
 
 use serde_json::{Value, json};
 use tower_turnstile_operate::{
     Answers, By, Edited, LimitRow, LogEntry, OperateError, OperateErrorKind, Operator, Order,
-    Outcome, Override, Overrides, Revoked, Setting, Target, What,
+    Outcome, Override, Revoked, Setting, Target, TenantDigest, What,
 };
 
 use crate::{
@@ -13,6 +16,7 @@ use crate::{
     code,
     commands::{CommandError, show as show_answers},
     output::{self, Column, Row},
+    table::tenant_name,
     text::{date, duration, escaped},
 };
 
@@ -58,7 +62,7 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
             term,
         } => {
             let target = target(limit, caller, tenant);
-            let (length, seen) = (term.length, seen(operator, &target).await?);
+            let (length, seen) = (term.length, seen(operator, &target, tenant.name()).await?);
             match (share, target.tenant) {
                 (Some(share), Some(tenant)) => Order::Share {
                     limit: target.limit,
@@ -80,12 +84,12 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
             limit: limit.clone(),
             mode: (*mode).into(),
             length: term.length,
-            seen: seen(operator, &Target::limit(limit)).await?,
+            seen: seen(operator, &Target::limit(limit), None).await?,
         },
         ChangeCommand::Pause { limit, term, .. } => Order::Pause {
             limit: limit.clone(),
             length: term.length,
-            seen: seen(operator, &Target::limit(limit)).await?,
+            seen: seen(operator, &Target::limit(limit), None).await?,
         },
         ChangeCommand::Unset {
             limit,
@@ -95,7 +99,7 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
         } => {
             let target = target(limit, caller, tenant);
             Order::Unset {
-                seen: seen(operator, &target).await?,
+                seen: seen(operator, &target, tenant.name()).await?,
                 target,
             }
         }
@@ -159,11 +163,16 @@ fn undrained(error: OperateError) -> CommandError {
     }
 }
 
-/// Reads the overrides, and prints the state before the change.
-async fn seen(operator: &Operator, target: &Target) -> Result<Option<Vec<String>>, CommandError> {
+/// Reads the overrides, and prints the state before the change. `tenant`: the target's name.
+async fn seen(
+    operator: &Operator,
+    target: &Target,
+    tenant: Option<&str>,
+) -> Result<Option<Vec<String>>, CommandError> {
     let seen = operator.overrides().await?;
     for one in seen.of(target) {
-        let text = format!("before: {target} is {}, by {}", one.setting, one.author);
+        let of = named(target, tenant);
+        let text = format!("before: {of} is {}, by {}", one.setting, one.author);
         note!("{}", escaped(&text));
     }
     Ok(Some(seen.tokens(target)))
@@ -205,8 +214,45 @@ fn report(args: &Args, change: &ChangeCommand, outcome: &Outcome) -> ExitCode {
     }
 }
 
-/// An override, and the time at which it was read.
-struct OverrideRow(Override, u64);
+/// The record of changes has only digests of tenants.
+type TenantNames = HashMap<TenantDigest, String>;
+
+/// Limits that are asked for the names of their tenants.
+const MAX_NAMING: usize = 10;
+
+/// The names, as replicas show them, of tenants that hold slots, wait, or were refused lately.
+async fn tenant_names(operator: &Operator, targets: impl Iterator<Item = &Target>) -> TenantNames {
+    let fair = targets.filter(|target| target.tenant.is_some());
+    let limits: BTreeSet<_> = fair.map(|target| &*target.limit).collect();
+    let mut names = TenantNames::new();
+    for limit in limits.into_iter().take(MAX_NAMING) {
+        // Otherwise the digests stay.
+        if let Ok(refusals) = operator.refusals(limit, None).await {
+            let rows = refusals.rows.into_iter();
+            names.extend(rows.filter_map(|row| Some((row.tenant?, row.tenant_text?))));
+        }
+        if let Ok(tenants) = operator.tenants(limit, None).await {
+            let rows = tenants.rows.into_iter();
+            names.extend(rows.filter_map(|row| Some((row.tenant, row.tenant_text?))));
+        }
+    }
+    names
+}
+
+fn name_of<'a>(target: &Target, names: &'a TenantNames) -> Option<&'a str> {
+    names.get(&target.tenant?).map(String::as_str)
+}
+
+/// The target, with the tenant's name if it is known.
+fn named(target: &Target, tenant: Option<&str>) -> String {
+    match tenant {
+        Some(name) => format!("tenant {name} of limit `{}`", target.limit),
+        None => target.to_string(),
+    }
+}
+
+/// An override, the time at which it was read, and its tenant.
+struct OverrideRow(Override, u64, String);
 
 impl Row for OverrideRow {
     const COLUMNS: &'static [Column<Self>] = &[
@@ -215,10 +261,7 @@ impl Row for OverrideRow {
             let key = row.0.target.key.map(|key| key.to_string());
             key.unwrap_or_default()
         }),
-        ("TENANT", |row| {
-            let tenant = row.0.target.tenant.map(|tenant| tenant.to_string());
-            tenant.unwrap_or_default()
-        }),
+        ("TENANT", |row| row.2.clone()),
         ("SETTING", |row| row.0.setting.to_string()),
         ("ENDS IN", |row| {
             duration(row.0.until_ms.saturating_sub(row.1))
@@ -234,37 +277,47 @@ impl Row for OverrideRow {
 /// The store has lost the override, and replicas may not restore it.
 const NOT_RECORDED: &str = "in force, not recorded";
 
-pub(crate) fn show(args: &Args, overrides: &Overrides) {
+pub(crate) async fn show(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError> {
+    let overrides = operator.overrides().await?;
     if args.json {
-        return output::json(overrides.all());
+        output::json(overrides.all());
+        return Ok(ExitCode::SUCCESS);
     }
-    let row = |one: &Override| OverrideRow(one.clone(), overrides.read_at_ms());
+    let targets = overrides.all().iter().map(|one| &one.target);
+    let names = tenant_names(operator, targets).await;
+    let row = |one: &Override| {
+        let tenant = one.target.tenant;
+        let tenant = tenant.map(|tenant| tenant_name(tenant, name_of(&one.target, &names)));
+        OverrideRow(
+            one.clone(),
+            overrides.read_at_ms(),
+            tenant.unwrap_or_default(),
+        )
+    };
     output::table(&overrides.all().iter().map(row).collect::<Vec<_>>());
     if overrides.ignored() > 0 {
         note!("{} entries cannot be read", overrides.ignored());
     }
+    Ok(ExitCode::SUCCESS)
 }
 
-/// A changed override, or `None` for revoked permits and resumed keys.
 struct LogRow {
     entry: LogEntry,
-    edited: Option<Edited>,
+    change: String,
 }
 
 impl Row for LogRow {
     const COLUMNS: &'static [Column<Self>] = &[
         ("AT", |row| date(row.entry.at_ms)),
         ("AUTHOR", |row| row.entry.author.clone()),
-        ("CHANGE", |row| match &row.edited {
-            Some(edited) => edit_text(edited),
-            None => subject_text(&row.entry),
-        }),
+        ("CHANGE", |row| row.change.clone()),
         ("REASON", |row| row.entry.reason.clone()),
     ];
 }
 
 /// One object for each changed override, and for each order to revoke permits or to end pauses.
-pub(crate) fn show_log(args: &Args, log: &[LogEntry]) {
+pub(crate) async fn show_log(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError> {
+    let log = operator.log().await?;
     let edits = log.iter().flat_map(|entry| {
         let ordered = entry.subject.iter().map(move |_| (entry, None));
         let edits = entry.edits.iter().map(move |edited| (entry, Some(edited)));
@@ -272,13 +325,20 @@ pub(crate) fn show_log(args: &Args, log: &[LogEntry]) {
     });
     if args.json {
         let flat: Vec<Value> = edits.map(|(entry, edited)| flat(entry, edited)).collect();
-        return output::json(&flat);
+        output::json(&flat);
+        return Ok(ExitCode::SUCCESS);
     }
+    let targets = log.iter().flat_map(|entry| &entry.edits);
+    let names = tenant_names(operator, targets.map(|edited| &edited.target)).await;
     let row = |(entry, edited): (&LogEntry, Option<&Edited>)| LogRow {
         entry: entry.clone(),
-        edited: edited.cloned(),
+        change: match edited {
+            Some(edited) => edit_text(edited, &names),
+            None => subject_text(entry),
+        },
     };
     output::table(&edits.map(row).collect::<Vec<_>>());
+    Ok(ExitCode::SUCCESS)
 }
 
 fn flat(entry: &LogEntry, edited: Option<&Edited>) -> Value {
@@ -305,11 +365,12 @@ fn subject_text(entry: &LogEntry) -> String {
     format!("{verb} {}", entry.subject.as_deref().unwrap_or_default())
 }
 
-fn edit_text(edited: &Edited) -> String {
+fn edit_text(edited: &Edited, names: &TenantNames) -> String {
     let text = |setting: Option<Setting>| match setting {
         Some(setting) => setting.to_string(),
         None => "as declared".to_owned(),
     };
     let (before, after) = (text(edited.before), text(edited.after));
-    format!("{}: {before} -> {after}", edited.target)
+    let target = named(&edited.target, name_of(&edited.target, names));
+    format!("{target}: {before} -> {after}")
 }

@@ -6,11 +6,11 @@ use serde::Serialize;
 use serde_json::json;
 use tower_turnstile::{ConfigError, ConfigErrorKind};
 use tower_turnstile_operate::{
-    Answers, Finding, Health, OperateError, OperateErrorKind, Operator, TenantDigest,
+    Answers, Explanation, Finding, Health, OperateError, OperateErrorKind, Operator, TenantDigest,
 };
 
 use crate::{
-    args::{Args, Command, Of},
+    args::{Args, Command, Of, Tenant},
     change, check, code,
     output::{self, Row},
     text::escaped,
@@ -103,14 +103,8 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
 async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError> {
     Ok(match &args.command {
         Command::Change(made) => return change::run(args, operator, made).await,
-        Command::Overrides => {
-            change::show(args, &operator.overrides().await?);
-            ExitCode::SUCCESS
-        }
-        Command::Log => {
-            change::show_log(args, &operator.log().await?);
-            ExitCode::SUCCESS
-        }
+        Command::Overrides => return change::show(args, operator).await,
+        Command::Log => return change::show_log(args, operator).await,
         Command::Status => return status(args, operator).await,
         Command::Limits => told(args, operator, &operator.limits().await?).await,
         Command::Replicas => told(args, operator, &operator.replicas().await?).await,
@@ -127,17 +121,45 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
             let refusals = operator.refusals(limit, caller.digest(limit)).await?;
             told(args, operator, &refusals).await
         }
-        Command::Explain(Of { limit, caller }) => {
-            let why = operator.explain(limit, caller.digest(limit)).await?;
-            if args.json {
-                output::json(&[output::flat_explanation(&why)])
-            } else {
-                output::explanation(&why)
-            }
-            exit_code(&why.permits)
-        }
+        Command::Explain { of, tenant } => return explain(args, operator, of, tenant).await,
         _ => unreachable!("the others have no operator"),
     })
+}
+
+async fn explain(
+    args: &Args,
+    operator: &Operator,
+    Of { limit, caller }: &Of,
+    tenant: &Tenant,
+) -> Result<ExitCode, CommandError> {
+    let mut why = operator.explain(limit, caller.digest(limit)).await?;
+    let is_unknown = match tenant.digest() {
+        Some(tenant) => !only_of(tenant, &mut why)?,
+        None => false,
+    };
+    if args.json {
+        output::json(&[output::flat_explanation(&why)])
+    } else {
+        output::explanation(&why)
+    }
+    if is_unknown {
+        note!("no replica knows a request of this tenant: is its name right?");
+        return Ok(ExitCode::from(code::PARTIAL));
+    }
+    Ok(exit_code(&why.permits))
+}
+
+/// Removes the rows of other tenants. Returns whether any is left.
+fn only_of(tenant: TenantDigest, why: &mut Explanation) -> Result<bool, CommandError> {
+    let Some(tenants) = &mut why.tenants else {
+        let limit = &why.limit.limit;
+        let message = format!("limit `{limit}` is not fair, so it has no tenants");
+        return Err(CommandError::new(code::REFUSED, message));
+    };
+    tenants.rows.retain(|row| row.tenant == tenant);
+    (why.permits.rows).retain(|row| row.tenant == Some(tenant));
+    (why.refusals.rows).retain(|row| row.tenant == Some(tenant));
+    Ok(!(tenants.rows.is_empty() && why.permits.rows.is_empty() && why.refusals.rows.is_empty()))
 }
 
 /// Fails if any check found a fault.

@@ -53,7 +53,8 @@ pub(crate) struct LimitSource {
     /// theirs is refused: see --force.
     #[arg(long, value_name = "NAME[=SLOTS]")]
     pub limit: Vec<LimitArg>,
-    /// Configuration file that declares the limits, as for services. Its store, if any, takes precedence over --store.
+    /// Configuration file that declares the limits, as for services; SIGHUP reloads it. Its store, if any, takes precedence over
+    /// --store.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }

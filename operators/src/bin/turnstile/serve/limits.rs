@@ -1,7 +1,8 @@
 //! The limits: from a file, as a service reads it, or from `--limit`; and the semaphore for a client's parameters.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::{collections::BTreeMap, fmt::Write, path::Path};
 
+use tokio::sync::watch;
 use tower_turnstile::{
     Limiter, Semaphore,
     config::{Config, ConfigFileError, LiveConfig},
@@ -26,7 +27,8 @@ const ARGUMENT: &str = "--limit";
 
 pub(super) struct ServedLimits {
     live: LiveConfig,
-    config: Config,
+    /// As last reloaded.
+    config: watch::Sender<Config>,
 }
 
 impl ServedLimits {
@@ -40,7 +42,17 @@ impl ServedLimits {
         };
         let live = LiveConfig::connect(&config).await;
         let live = live.map_err(|error| source::faulty(&place, &error))?;
+        let config = watch::Sender::new(config);
         Ok(Self { live, config })
+    }
+
+    /// Reads the file again. After an error the old limits stay in force.
+    pub(super) async fn reload(&self, args: &Args, path: &Path) -> Result<(), CommandError> {
+        let config = source::read(args, path).await?;
+        let reloaded = self.live.reload(&config);
+        reloaded.map_err(|error| source::faulty(&path.display().to_string(), &error))?;
+        self.config.send_replace(config);
+        Ok(())
     }
 
     pub(super) fn limiter(&self) -> &Limiter {
@@ -49,16 +61,14 @@ impl ServedLimits {
 
     /// A page that asks all replicas of the store.
     pub(super) async fn page(&self) -> Result<Admin, CommandError> {
-        let url = source::url(&self.config);
+        let (url, namespace) = {
+            let config = self.config.borrow();
+            (source::url(&config), config.store.namespace.clone())
+        };
         let page = if url == "memory:" {
             Admin::of(self.limiter())
         } else {
-            let namespace = self
-                .config
-                .store
-                .namespace
-                .as_deref()
-                .unwrap_or("turnstile");
+            let namespace = namespace.as_deref().unwrap_or("turnstile");
             let operator = Operator::builder().namespace(namespace).connect(&url);
             Admin::builder(operator.await?)
         };
@@ -71,7 +81,7 @@ impl ServedLimits {
             let detail = format!("there is no limit `{name}`");
             HttpProblem::new(404, "unknown_limit", detail)
         })?;
-        let is_fair = (self.config.limits.get(name))
+        let is_fair = (self.config.borrow().limits.get(name))
             .is_some_and(|declared| declared.tenant_source().is_some());
         let is_rate = limit.period().is_some();
         for (parameter, is_given, is_fit, what) in [

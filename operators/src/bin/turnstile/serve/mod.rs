@@ -20,7 +20,9 @@ mod limits;
 mod problem;
 mod server;
 
-use std::{convert::Infallible, future::pending, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible, future::pending, path::Path, process::ExitCode, sync::Arc, time::Duration,
+};
 
 use futures_util::future::join;
 use hmac_sha256::Hash;
@@ -84,6 +86,11 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
     let terminate = signal(SignalKind::terminate());
     let fault = |error| CommandError::new(code::REFUSED, format!("no signals: {error}"));
     let mut terminate = terminate.map_err(fault)?;
+    // Without a file, SIGHUP ends the process, like a closed terminal.
+    let file = match &serve.source.config {
+        Some(path) => Some((&**path, signal(SignalKind::hangup()).map_err(fault)?)),
+        None => None,
+    };
     let socket = Socket::bind(&serve.listen).await?;
     let page = match serve.page {
         Some(address) => Some(Socket::bind(&Address::Tcp(address)).await?),
@@ -108,6 +115,7 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
     tokio::select! {
         never = server::serve(&socket, at_most, serve.heartbeat * DEAD_AFTER, service, &connections) => match never {},
         never = serve_page(&serving, page) => match never {},
+        never = reload_on_hangup(&serving, args, file) => match never {},
         () = async {
             told_to_end(&mut terminate).await;
             drain(&serving, &mut terminate).await;
@@ -150,6 +158,26 @@ async fn serve_page(serving: &Serving, page: Option<Socket>) -> Infallible {
     let connections = GracefulShutdown::new();
     let dead_after = serving.heartbeat * DEAD_AFTER;
     server::serve(&socket, PAGE_CONNECTIONS, dead_after, page, &connections).await
+}
+
+/// Reads the file again at each SIGHUP.
+async fn reload_on_hangup(
+    serving: &Serving,
+    args: &Args,
+    file: Option<(&Path, Signal)>,
+) -> Infallible {
+    if let Some((path, mut hangup)) = file {
+        while hangup.recv().await.is_some() {
+            match serving.limits.reload(args, path).await {
+                Ok(()) => note!("turnstile: reloaded"),
+                Err(error) => note!(
+                    "turnstile: not reloaded, the old limits stay in force: {}",
+                    escaped(&error.message)
+                ),
+            }
+        }
+    }
+    pending().await
 }
 
 /// Completes when a signal tells the server to end.

@@ -1,0 +1,114 @@
+//! Redis is lost for some seconds while clients hold slots and wait.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::{
+    scene::{Answer, Scene, until_in_use},
+    support::{alone, soon},
+};
+
+/// The lease is not the subject.
+const LONG_LEASES: &str =
+    "lease = '5m', store_timeout = '2s', waiter_ttl = '1s', poll_interval = '200ms'";
+const SHORT_LEASES: &str =
+    "lease = '4s', store_timeout = '1s', waiter_ttl = '1s', poll_interval = '200ms'";
+
+/// A client that is not refused, as soon as there is none that is.
+async fn accepted(scene: &Scene, limit: &str, form: &str) -> Answer {
+    let asks = async {
+        loop {
+            let client = scene.post(&format!("/slots/{limit}"), form).await;
+            if client.status == 200 {
+                return client;
+            }
+            assert_eq!(client.problem().await["kind"], "unavailable");
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(asks).await
+}
+
+async fn granted(client: &mut Answer) -> Value {
+    let (event, data) = client.outcome().await;
+    assert_eq!(event, "granted", "{data}");
+    data
+}
+
+#[test]
+fn under_a_strict_limit_holders_go_on_and_all_others_are_refused() {
+    alone(async {
+        let mut scene = Scene::timed(LONG_LEASES, &[], |_| {}).await;
+        let (holder, permit) = scene.granted("strict", "").await;
+        let mut waiter = scene.queued("strict", "").await;
+        scene.redis.stop();
+        let (event, data) = waiter.outcome().await;
+        assert_eq!((&*event, &data["kind"]), ("refused", &"unavailable".into()));
+        assert_eq!(waiter.event().await.0, "end");
+        let newcomer = scene.post("/slots/strict", "").await;
+        assert_eq!(newcomer.status, 503);
+        assert_eq!(newcomer.problem().await["kind"], "unavailable");
+        assert_eq!(scene.ping(&permit).await, 204);
+        // It comes back empty, and the holder enters it first.
+        scene.redis.restart();
+        let mut next = accepted(&scene, "strict", "").await;
+        let strict = scene.semaphore("strict", "").await;
+        until_in_use(&strict, 1, 1).await;
+        assert_eq!(scene.ping(&permit).await, 204);
+        drop(holder);
+        granted(&mut next).await;
+        drop(next);
+        until_in_use(&strict, 0, 0).await;
+    });
+}
+
+/// By default the server decides by itself, up to the limit.
+#[test]
+fn under_other_limits_waiters_wait_and_get_the_slot_in_turn() {
+    alone(async {
+        let mut scene = Scene::timed(LONG_LEASES, &[], |_| {}).await;
+        let (holder, permit) = scene.granted("gpu", "key=beta").await;
+        let mut waiter = scene.queued("gpu", "key=beta").await;
+        scene.redis.stop();
+        // Until this, the outage may not be known.
+        assert_eq!(scene.post("/slots/strict", "").await.status, 503);
+        let mut newcomer = scene.queued("gpu", "key=beta").await;
+        assert_eq!(scene.ping(&permit).await, 204);
+        drop(holder);
+        let permit = granted(&mut waiter).await;
+        scene.redis.restart();
+        let gpu = scene.gpu().await;
+        until_in_use(&gpu, 1, 1).await;
+        assert_eq!(scene.ping(&permit).await, 204);
+        drop(waiter);
+        granted(&mut newcomer).await;
+        drop(newcomer);
+        until_in_use(&gpu, 0, 0).await;
+    });
+}
+
+/// Redis accepts bytes, and answers nothing.
+#[test]
+fn a_holder_is_told_when_its_lease_ends() {
+    alone(async {
+        let scene = Scene::timed(SHORT_LEASES, &[], |_| {}).await;
+        let mut holder = accepted(&scene, "strict", "").await;
+        let permit = granted(&mut holder).await;
+        let mut waiter = scene.queued("strict", "").await;
+        scene.redis.pause();
+        let lost = ("lost".to_owned(), json!({"reason": "lost"}));
+        assert_eq!(holder.event().await, lost);
+        assert_eq!(holder.event().await.0, "end");
+        assert_eq!(scene.ping(&permit).await, 404);
+        assert_eq!(waiter.outcome().await.0, "refused");
+        scene.redis.resume();
+        let mut next = accepted(&scene, "strict", "").await;
+        granted(&mut next).await;
+        let strict = scene.semaphore("strict", "").await;
+        until_in_use(&strict, 1, 0).await;
+        drop(next);
+        until_in_use(&strict, 0, 0).await;
+    });
+}
