@@ -88,22 +88,7 @@ impl Ledgers {
         call.budget = self.budget;
         call.listens = self.audience.listens;
         call.absent.clone_from(&self.audience.absent);
-        let is_other = |(key, generation): &(Arc<str>, Generation)| {
-            let kept = self.generations.get(&**key);
-            kept.is_none_or(|(kept, ends_us)| *ends_us <= now_us || kept != generation)
-        };
-        let is_lost = exchange.expected.as_ref().is_some_and(is_other);
-        let begin = |(batch, weighs): (&Batch, bool)| {
-            let ledger = self.ledger(batch);
-            let released = ledger.release(&call, batch);
-            let has_newcomers = !(batch.acquire.is_empty() && exchange.claims.is_empty());
-            if is_lost && has_newcomers && released == 0 && ledger.is_gone() {
-                return Err(LedgerError::lost());
-            }
-            Ok(ledger.begin(&mut call, batch, weighs, released))
-        };
-        let each = batches.iter().zip(exchange.weighs());
-        let mut replies: Vec<Result<BatchReply, LedgerError>> = each.map(begin).collect();
+        let mut replies = self.begin(exchange, &mut call);
         for refund in &exchange.refunds {
             if let Some(state) = self.rates.get_mut(&*refund.key) {
                 *state = state.refund(refund.charged, refund.cost, now_us);
@@ -144,6 +129,30 @@ impl Ledgers {
             generation: query.map(|query| self.query(&mut call, query)),
         };
         (reply, call.published)
+    }
+
+    /// The steps before the claims.
+    fn begin(
+        &mut self,
+        exchange: &Exchange,
+        call: &mut Call,
+    ) -> Vec<Result<BatchReply, LedgerError>> {
+        let is_other = |(key, generation): &(Arc<str>, Generation)| {
+            let kept = self.generations.get(&**key);
+            kept.is_none_or(|(kept, ends_us)| *ends_us <= call.now_us() || kept != generation)
+        };
+        let is_lost = exchange.expected.as_ref().is_some_and(is_other);
+        let begin = |(batch, weighs): (&Batch, bool)| {
+            let ledger = self.ledger(batch);
+            let released = ledger.release(call, batch);
+            let has_newcomers = !(batch.acquire.is_empty() && exchange.claims.is_empty());
+            if is_lost && has_newcomers && released == 0 && ledger.is_gone() {
+                return Err(LedgerError::lost());
+            }
+            Ok(ledger.begin(call, batch, weighs, released))
+        };
+        let each = exchange.batches.iter().zip(exchange.weighs());
+        each.map(begin).collect()
     }
 
     /// Forgets what expires.

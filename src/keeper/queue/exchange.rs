@@ -253,19 +253,23 @@ impl Queue {
         for promotion in answer.promoted {
             self.held_until(ctx, promotion.seq, at, promotion.until_ms);
         }
-        match answer.listed {
-            Some(names) => self.release_ghosts(ctx, names),
-            // Others took the time that an exchange has for such work.
-            None if batch.asks_holders && answer.in_use <= SWEEP_BUDGET => {
-                self.outbox.ask_for_holders();
-                self.outbox.want(true);
-            }
-            None => {}
-        }
+        self.listed(ctx, batch, answer.listed, answer.in_use);
         // The legs of claims join when their answers follow.
         self.snapshot.uncount(pending.queued);
         if finds_loss {
             self.introduce(ctx, Doubt::Missing);
+        }
+    }
+
+    fn listed(&mut self, ctx: &Context, batch: &Batch, listed: Option<Vec<Seq>>, in_use: u32) {
+        match listed {
+            Some(names) => self.release_ghosts(ctx, names),
+            // Others took the time that an exchange has for such work.
+            None if batch.asks_holders && in_use <= SWEEP_BUDGET => {
+                self.outbox.ask_for_holders();
+                self.outbox.want(true);
+            }
+            None => {}
         }
     }
 
