@@ -303,6 +303,47 @@ fn the_state_outlives_its_ledger() {
     assert_eq!(reply.in_use, 2);
 }
 
+/// A key that is used as declared leaves nothing behind: there may be many.
+#[test]
+fn nothing_is_kept_while_the_limit_is_as_declared() {
+    let mut twins = scene(1);
+    assert_eq!(accept(&mut twins, 3), 10);
+    assert_eq!(twins.machine_ledger(KEY).pace_of(), None);
+    overload(&mut twins, 1);
+    assert_eq!(state(&twins).score, 8);
+    accept(&mut twins, 8);
+    assert_eq!(state(&twins).score, 0);
+}
+
+/// Of the script alone: the declared value applies if the state cannot be read, and the present one if it cannot be written.
+#[test]
+fn a_state_that_cannot_be_read_or_written_changes_nothing() {
+    let twins = &mut Twins::start();
+    let name = format!("{KEY}:pace");
+    let mut report = |generation, commands: &[&[&str]]| {
+        for command in commands {
+            twins.script.server.cli(command);
+        }
+        let reported = paced(batch(10), generation, 0, 3);
+        let exchange = twins.exchange_of(A, vec![reported]);
+        let (reply, _) = twins.script.exchange(&exchange, true, twins.now_us);
+        let reply = reply.batches.into_iter().next().expect("one");
+        reply
+            .expect("it answers")
+            .pacing
+            .expect("it finds its value")
+    };
+    let declared = |generation| Pacing {
+        limit: 10,
+        generation,
+    };
+    assert_eq!(report(7, &[&["LPUSH", &name, "x"]]), declared(7));
+    let full: [&[&str]; 2] = [&["DEL", &name], &["CONFIG", "SET", "maxmemory", "1"]];
+    assert_eq!(report(0, &full), declared(0));
+    let cut = report(0, &[&["CONFIG", "SET", "maxmemory", "0"]]);
+    assert_eq!((cut.limit, cut.generation), (2, 1));
+}
+
 #[test]
 fn operators_can_read_the_state() {
     let mut twins = scene(10);
