@@ -141,7 +141,7 @@ impl Remote {
         kept_refusals(&self.control, &self.names, limit).await
     }
 
-    /// Reads from the store what is known of the first of these adaptive limits.
+    /// Reads the states of the first of these adaptive limits from the store.
     pub(super) async fn read_paces<'a>(
         &self,
         rows: impl Iterator<Item = (KeyDigest, &'a mut PaceRow)>,

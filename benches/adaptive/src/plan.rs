@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 pub struct Plan {
     /// Seconds, and the capacity in them; 0: the upstream is down.
     phases: Vec<(f64, f64)>,
-    /// Of an upstream that refuses nobody: the time to the head of a response while it is idle.
+    /// Time to the head of a response of an idle upstream that refuses nobody.
     pub time_to_head: Option<Duration>,
     /// A later head is an overload.
     pub target: Duration,
