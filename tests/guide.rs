@@ -91,6 +91,37 @@ fn check_links(guide: &Guide) -> usize {
     pages
 }
 
+/// Whoever has only the package can follow what a user needs: links go to the guide on docs.rs.
+#[test]
+fn the_readme_links_to_pages_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = fs::read_to_string(root.join("README.md")).unwrap();
+    let targets = text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'));
+    let mut pages = 0;
+    for (target, _) in targets {
+        let path = match target.strip_prefix(&format!("{}guide/", GUIDES[0].docs)) {
+            Some(page) => {
+                pages += 1;
+                let page = if page.is_empty() {
+                    "mod.rs"
+                } else {
+                    &page.replace('/', ".md")
+                };
+                format!("src/guide/{page}")
+            }
+            None => target.to_owned(),
+        };
+        assert!(
+            root.join(&path).is_file() && (path == target) != path.starts_with("src/"),
+            "{target}"
+        );
+    }
+    assert!(pages > 5, "{pages}");
+}
+
 /// The file shown in the guide is valid.
 #[cfg(feature = "config")]
 #[test]
