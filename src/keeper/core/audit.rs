@@ -117,7 +117,7 @@ impl Core {
                 || link.connection.is_wanted()
                 || link.connection.next_due().is_some()
                 || link.is_connecting()
-                || link.has_work(self.to_send());
+                || link.has_work(self);
             ensure!(
                 !self.ctx.shared || !link.is_up() || connects || !self.queues.iter().any(holds),
                 "holders have no connection, and nobody makes one"

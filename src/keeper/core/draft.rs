@@ -12,10 +12,9 @@ use tokio::time::Instant;
 
 use super::{
     Core,
-    accounting::Accounting,
     link::{Asker, ExchangeId, Link, Outgoing, PendingExchange},
-    queues::{Queues, WorkKind},
-    requests::{Legs, Request, Requests, SlotLeg, Stage},
+    queues::WorkKind,
+    requests::{Legs, Request, SlotLeg, Stage},
 };
 use crate::{
     keeper::{
@@ -45,23 +44,9 @@ const UNITS_FOR_OTHERS: usize = MAX_UNITS / 4;
 /// Kinds of work; an exchange about one key carries a single kind.
 const KINDS: usize = 5;
 
-/// What links have to send, beside what is their own.
-#[derive(Clone, Copy)]
-pub(super) struct ToSend<'a> {
-    pub ctx: &'a Context,
-    pub queues: &'a Queues,
-    pub accounting: &'a Accounting,
-}
-
 /// An exchange in the making.
 pub(super) struct Draft<'a> {
-    ctx: &'a mut Context,
-    queues: &'a mut Queues,
-    requests: &'a mut Requests,
-    accounting: &'a mut Accounting,
-    link: &'a mut Link,
-    /// Number of exchanges sent so far.
-    exchanges: &'a mut u64,
+    core: &'a mut Core,
     id: ExchangeId,
     batches: Batches,
     /// Ordered by when each claim began to ask, then by its number.
@@ -78,33 +63,33 @@ struct Batches {
 }
 
 impl Link {
-    /// Whether an exchange may be sent now.
-    pub fn may_send(&self, all: ToSend<'_>) -> bool {
+    /// Whether an exchange of its core may be sent now.
+    pub fn may_send(&self, core: &Core) -> bool {
         match self.breaker.probe_at() {
-            _ if !all.ctx.shared => false,
-            Some(probe_at) => self.in_flight.is_empty() && all.ctx.now >= probe_at,
-            None if !self.has_work(all) && !self.connection.is_wanted() => false,
+            _ if !core.ctx.shared => false,
+            Some(probe_at) => self.in_flight.is_empty() && core.ctx.now >= probe_at,
+            None if !self.has_work(core) && !self.connection.is_wanted() => false,
             None if self.connection.has_clock() => {
-                let is_full = || self.fills_an_exchange(all);
-                (self.window).has_room(self.in_flight.len(), all.ctx.now, is_full)
+                let is_full = || self.fills_an_exchange(core);
+                (self.window).has_room(self.in_flight.len(), core.ctx.now, is_full)
             }
             None => !self.is_connecting(),
         }
     }
 
-    pub fn has_work(&self, all: ToSend<'_>) -> bool {
-        all.queues.ready_count(self.part) > 0
-            || self.unsent.has_any(all.ctx.introduced)
+    pub fn has_work(&self, core: &Core) -> bool {
+        core.queues.ready_count(self.part) > 0
+            || self.unsent.has_any(core.ctx.introduced)
             || !self.refunds.is_empty()
-            || all.accounting.accounts.next_key(self.part).is_some()
+            || core.accounting.accounts.next_key(self.part).is_some()
     }
 
     /// Its next timer: a probe, the end of a trouble, pacing, or reconnection.
-    pub fn next_due(&self, all: ToSend<'_>) -> Option<Instant> {
+    pub fn next_due(&self, core: &Core) -> Option<Instant> {
         let paced = self.window.paced_until(self.in_flight.len());
         let is_only_paced = |at: &Instant| {
-            let is_next = *at > all.ctx.now && self.is_up() && self.connection.has_clock();
-            is_next && self.has_work(all)
+            let is_next = *at > core.ctx.now && self.is_up() && self.connection.has_clock();
+            is_next && self.has_work(core)
         };
         let probe = self.breaker.probe_at();
         let due = [
@@ -117,14 +102,14 @@ impl Link {
     }
 
     /// Whether the present work fills the next exchange.
-    fn fills_an_exchange(&self, all: ToSend<'_>) -> bool {
+    fn fills_an_exchange(&self, core: &Core) -> bool {
         let mut units = 0;
-        let is_cluster = all.ctx.settings.parts.is_cluster();
+        let is_cluster = core.ctx.settings.parts.is_cluster();
         let batches = if is_cluster { 2 } else { MAX_BATCHES };
-        all.queues.ready_count(self.part) >= batches
+        core.queues.ready_count(self.part) >= batches
             || self.unsent.count() >= MAX_BATCHES / 2
             || self.refunds.len() >= MAX_REFUNDS
-            || all.queues.ready(self.part).any(|queue| {
+            || core.queues.ready(self.part).any(|queue| {
                 units += queue.outbox.units() + queue.releases.count();
                 units >= MAX_UNITS
             })
@@ -188,12 +173,7 @@ impl Core {
     pub(super) fn draft(&mut self, part: Part) -> Draft<'_> {
         let number = self.exchanges + 1;
         Draft {
-            ctx: &mut self.ctx,
-            queues: &mut self.queues,
-            requests: &mut self.requests,
-            accounting: &mut self.accounting,
-            link: &mut self.links[part],
-            exchanges: &mut self.exchanges,
+            core: self,
             id: ExchangeId { number, part },
             batches: Batches {
                 drafted: Vec::new(),
@@ -209,38 +189,38 @@ impl Core {
 impl Draft<'_> {
     /// Takes what there is to send, and sends it.
     pub fn fill_and_send(mut self) -> Option<Outgoing> {
-        if self.link.breaker.is_on_trial() && self.link.connection.has_clock() {
+        let (link, has_clock) = (self.link(), self.link().connection.has_clock());
+        if link.breaker.is_on_trial() && has_clock {
             // Without a pending batch: no queue sees its answer.
             let trial = self.trial();
             self.batches.drafted.push(trial);
             return Some(self.send());
         }
-        let is_ready = self.link.is_up() && self.link.connection.has_clock();
         // Without the store's time, no acquire can be given an expiry; a store that is down gets only probes.
-        if is_ready && !self.asks_generation() {
+        if link.is_up() && has_clock && !self.asks_generation() {
             self.fill();
-            let link = &self.link;
+            let link = self.link();
             if self.is_empty() && link.in_flight.is_empty() && link.unsent.holds_back() {
                 // The outbox contained only holders that are gone. No answer will release these claims.
                 self.fill();
             }
             if self.is_empty() {
                 // A link that wanted an exchange, and has nothing to send, would be drafted again after each step.
-                self.link.connection.unwant();
+                self.link_mut().connection.unwant();
                 return None;
             }
-            let is_behind = self.link.has_work(self.to_send());
-            self.link.connection.note_behind(is_behind, self.ctx.now);
+            let (is_behind, now) = (self.link().has_work(self.core), self.core.ctx.now);
+            self.link_mut().connection.note_behind(is_behind, now);
         }
         Some(self.send())
     }
 
-    fn to_send(&self) -> ToSend<'_> {
-        ToSend {
-            ctx: self.ctx,
-            queues: self.queues,
-            accounting: self.accounting,
-        }
+    fn link(&self) -> &Link {
+        &self.core.links[self.id.part]
+    }
+
+    fn link_mut(&mut self) -> &mut Link {
+        &mut self.core.links[self.id.part]
     }
 
     fn is_empty(&self) -> bool {
@@ -249,32 +229,33 @@ impl Draft<'_> {
 
     /// Whether the exchange only asks for the generation of the data.
     fn asks_generation(&self) -> bool {
-        let (ctx, link, part) = (&*self.ctx, &*self.link, self.id.part);
+        let (ctx, link, part) = (&self.core.ctx, self.link(), self.id.part);
         let has_newcomers = || {
-            let has_any = self.queues.count_of(part, WorkKind::Newcomers) > 0
+            let has_any = self.core.queues.count_of(part, WorkKind::Newcomers) > 0
                 || link.unsent.has_any(ctx.introduced);
             has_any && ctx.has_strict_limits(part)
         };
         let suspected = ctx.returns.suspected(part);
         let is_due = link.should_query(suspected, &ctx.settings, ctx.now, has_newcomers);
-        is_due && (link.has_work(self.to_send()) || link.connection.is_wanted())
+        is_due && (link.has_work(self.core) || link.connection.is_wanted())
     }
 
     /// Work for a store that has answered a probe: a release, which it must write even at `maxmemory`. The name was
     /// never issued and the ledger belongs to no limit, so the release changes nothing.
     fn trial(&mut self) -> Batch {
         Batch {
-            key: self.ctx.settings.unused_ledger(self.id.part).into(),
+            key: (self.core.ctx.settings).unused_ledger(self.id.part).into(),
             limit: 1,
-            release: vec![self.ctx.next_name(1)],
+            release: vec![self.core.ctx.next_name(1)],
             ..Batch::default()
         }
     }
 
     fn fill(&mut self) {
         // In their turn: later requests for a single slot do not go before them.
-        self.link.unsent.retry(self.ctx.introduced);
-        if self.ctx.settings.parts.is_cluster() {
+        let introduced = self.core.ctx.introduced;
+        self.link_mut().unsent.retry(introduced);
+        if self.core.ctx.settings.parts.is_cluster() {
             self.fill_with_one_key()
         } else {
             self.fill_with_all()
@@ -292,37 +273,41 @@ impl Draft<'_> {
         self.take_batches(WorkKind::Others, MAX_BATCHES);
         self.take_batches(WorkKind::Newcomers, MAX_BATCHES);
         self.take_sums(None);
-        let count = self.link.refunds.len().min(MAX_REFUNDS);
-        self.refunds.extend(self.link.refunds.drain(..count));
+        let refunds = &mut self.core.links[self.id.part].refunds;
+        self.refunds
+            .extend(refunds.drain(..refunds.len().min(MAX_REFUNDS)));
     }
 
     /// Takes work about one key, be it a ledger or the state of a rate: in a cluster, keys migrate between nodes one by
     /// one. Refunds and reports precede claims, which then see their effect. But while exchanges are in flight, the
     /// kinds of work take turns, so that no kind waits until all work of another is done.
     fn fill_with_one_key(&mut self) {
-        if self.link.in_flight.is_empty() {
-            self.link.next_kind = 0;
+        let link = self.link_mut();
+        if link.in_flight.is_empty() {
+            link.next_kind = 0;
         }
-        let next = self.link.next_kind;
+        let next = link.next_kind;
         for kind in (next..KINDS).chain(0..next) {
             match kind {
                 0 => self.take_batches(WorkKind::Newcomers, 1),
                 1 => {
-                    if let Some(first) = self.link.refunds.first() {
+                    let refunds = &mut self.core.links[self.id.part].refunds;
+                    if let Some(first) = refunds.first() {
                         let key = first.key.clone();
-                        let same = self.link.refunds.extract_if(.., |one| one.key == key);
+                        let same = refunds.extract_if(.., |one| one.key == key);
                         self.refunds.extend(same.take(MAX_REFUNDS));
                     }
                 }
                 2 => {
-                    let key = self.accounting.accounts.next_key(self.id.part).cloned();
+                    let accounts = &self.core.accounting.accounts;
+                    let key = accounts.next_key(self.id.part).cloned();
                     self.take_sums(key.as_ref());
                 }
                 3 => self.take_claims(|draft| draft.claims.is_empty()),
                 _ => self.take_batches(WorkKind::Others, 1),
             }
             if !self.is_empty() {
-                self.link.next_kind = (kind + 1) % KINDS;
+                self.link_mut().next_kind = (kind + 1) % KINDS;
                 break;
             }
         }
@@ -330,72 +315,75 @@ impl Draft<'_> {
 
     /// Takes reports of spending: all, or those for this key.
     fn take_sums(&mut self, only: Option<&Arc<str>>) {
+        let (core, part) = (&mut *self.core, self.id.part);
         for _ in 0..MAX_REFUNDS {
-            let next = self.accounting.accounts.next_key(self.id.part);
+            let next = core.accounting.accounts.next_key(part);
             if only.is_some_and(|only| next != Some(only)) {
                 break;
             }
-            let registry = &self.ctx.registry;
-            let Some((id, charge)) = self.accounting.next_report(self.id.part, registry) else {
+            let registry = &core.ctx.registry;
+            let Some((id, charge)) = core.accounting.next_report(part, registry) else {
                 break;
             };
             let claim = Claim {
                 charges: vec![charge],
                 ..Claim::default()
             };
-            let order = (self.ctx.now, self.requests.next_id().number.get());
+            let order = (core.ctx.now, core.requests.next_id().number.get());
             self.claims.insert(order, (Asker::Account(id), claim));
         }
     }
 
     /// Takes work of this kind from its queues, up to `most` batches in total.
     fn take_batches(&mut self, kind: WorkKind, most: usize) {
-        for _ in 0..self.queues.count_of(self.id.part, kind) {
+        let (core, part) = (&mut *self.core, self.id.part);
+        for _ in 0..core.queues.count_of(part, kind) {
             if self.batches.room == 0 || self.batches.drafted.len() >= most {
                 break;
             }
-            let Some(queue) = self.queues.pop_ready(self.id.part, kind) else {
+            let Some(queue) = core.queues.pop_ready(part, kind) else {
                 break;
             };
-            let add = |queue: &mut Queue, ctx: &mut Context| self.batches.add(queue, ctx);
-            self.queues.change(self.ctx, queue, add);
+            core.change(queue, |queue, ctx| self.batches.add(queue, ctx));
         }
     }
 
     /// Takes claims, into at most half of the room: queues have work too.
     fn take_claims(&mut self, more: impl Fn(&Self) -> bool) {
         while self.batches.room > MAX_UNITS / 2 && more(self) {
-            let Some(id) = self.link.unsent.take_first() else {
+            let core = &mut *self.core;
+            let Some(id) = core.links[self.id.part].unsent.take_first() else {
                 break;
             };
             // If the request lost a slot meanwhile, it may also be listed at another link, which sends it.
             let is_unsent = |request: &&Request| {
                 matches!(request.stage(), Stage::InClaim)
-                    && request.part(self.queues, self.ctx) == self.id.part
+                    && request.part(&core.queues, &core.ctx) == self.id.part
             };
-            let Some(request) = self.requests.get(id).filter(is_unsent) else {
+            let Some(request) = core.requests.get(id).filter(is_unsent) else {
                 continue;
             };
-            let next = request.next(self.queues, self.ctx);
+            let next = request.next(&core.queues, &core.ctx);
+            let link = &mut core.links[self.id.part];
             let legs: Legs = next.legs_in(request).cloned().collect();
-            let is_introducing = |leg: &SlotLeg| self.queues[leg.lease.queue].is_introducing();
+            let is_introducing = |leg: &SlotLeg| core.queues[leg.lease.queue].is_introducing();
             if legs.iter().any(is_introducing) {
-                self.link.unsent.hold_back(id);
+                link.unsent.hold_back(id);
                 continue;
             }
-            let since = request.asks_since().unwrap_or(self.ctx.now);
+            let since = request.asks_since().unwrap_or(core.ctx.now);
             // A request that has queued before is ordered by its arrival.
             let ticket = request.ticket;
             let order = (ticket.map_or(since, |_| request.arrived), id.number.get());
-            let arrives = self.ctx.now + self.link.window.round_trip();
+            let arrives = core.ctx.now + link.window.round_trip();
             let charges = next.fees_in(request);
             let charges: Vec<_> = charges.map(|(_, fee)| fee.charge_at(arrives)).collect();
-            self.requests.send(id, self.id);
+            core.requests.send(id, self.id);
             self.batches.room = self.batches.room.saturating_sub(charges.len());
             let asks = legs.iter().filter_map(|SlotLeg { lease, .. }| {
-                let batches = &mut self.batches;
-                let add = |queue: &mut Queue, ctx: &mut Context| batches.add_leg(lease, queue, ctx);
-                self.queues.change(self.ctx, lease.queue, add)
+                core.change(lease.queue, |queue, ctx| {
+                    self.batches.add_leg(lease, queue, ctx)
+                })
             });
             let asks = asks.collect();
             let claim = Claim {
@@ -428,10 +416,11 @@ impl Draft<'_> {
                     ticket: pending[batch].ticket_of(seq),
                     ..Claim::default()
                 };
-                let id = (self.queues[pending[batch].queue].entry(seq)).and_then(Entry::request);
+                let queue = &self.core.queues[pending[batch].queue];
+                let id = queue.entry(seq).and_then(Entry::request);
                 let id = id.expect("it has a request");
-                let since = self.requests.get(id).and_then(Request::asks_since);
-                let order = (since.unwrap_or(self.ctx.now), id.number.get());
+                let since = self.core.requests.get(id).and_then(Request::asks_since);
+                let order = (since.unwrap_or(self.core.ctx.now), id.number.get());
                 self.claims.insert(order, (Asker::Queue, claim));
             }
         }
@@ -440,23 +429,24 @@ impl Draft<'_> {
     /// The generation that newcomers under strict limits expect. Not in a cluster: while a hash slot moves, a call about two keys
     /// fails if only one of them has moved.
     fn expected(&self) -> Option<(Arc<str>, Generation)> {
-        if self.ctx.settings.parts.is_cluster() {
+        let (core, ctx) = (&*self.core, &self.core.ctx);
+        if ctx.settings.parts.is_cluster() {
             return None;
         }
         let drafted = self.batches.pending.iter().zip(&self.batches.drafted);
-        let is_strict = |queue: QueueId| self.queues[queue].terms().is_strict(self.ctx);
+        let is_strict = |queue: QueueId| core.queues[queue].terms().is_strict(ctx);
         let has_claims = !self.claims.is_empty();
         let mut newcomers = drafted.filter(|(_, batch)| has_claims || !batch.acquire.is_empty());
         let has_strict = newcomers.any(|(pending, _)| is_strict(pending.queue));
-        has_strict.then(|| self.link.expected(&self.ctx.settings, self.ctx.now))?
+        has_strict.then(|| self.link().expected(&ctx.settings, ctx.now))?
     }
 
     /// Sends what was taken; an exchange without work asks for the time and the generation.
     pub fn send(self) -> Outgoing {
         let (is_empty, expected) = (self.is_empty(), self.expected());
         let (asked_by, claims): (_, Vec<_>) = self.claims.into_values().unzip();
-        let (id, link) = (self.id, self.link);
-        let (settings, now) = (&self.ctx.settings, self.ctx.now);
+        let (id, core) = (self.id, self.core);
+        let (link, settings, now) = (&mut core.links[id.part], &core.ctx.settings, core.ctx.now);
         // The store gets its full timeout, however long requests have waited here: they have deadlines of their own.
         let timeout = settings.store_timeout;
         let generation_query = is_empty.then(|| link.query(settings, now));
@@ -476,7 +466,7 @@ impl Draft<'_> {
         });
         // A session connects only for a hello.
         debug_assert!(link.connection.has_clock() || exchange.is_hello());
-        *self.exchanges = id.number;
+        core.exchanges = id.number;
         link.window.on_sent(now);
         link.in_flight.push(PendingExchange {
             id,
@@ -485,7 +475,7 @@ impl Draft<'_> {
             pending: self.batches.pending,
             claims: asked_by,
         });
-        (self.ctx).record(|history, now| history.sent(id.number, &exchange, now));
+        (core.ctx).record(|history, now| history.sent(id.number, &exchange, now));
         Outgoing {
             id,
             exchange,
@@ -511,15 +501,8 @@ mod tests {
         telemetry::LimitMeter,
     };
 
-    /// The parts of a draft, without a core: a limit, and a link with a connection.
-    struct Scene {
-        ctx: Context,
-        queues: Queues,
-        requests: Requests,
-        accounting: Accounting,
-        link: Link,
-        exchanges: u64,
-    }
+    /// A core with a limit, and with a connection on its first link.
+    struct Scene(Core);
 
     impl Scene {
         fn new(parts: Parts) -> Self {
@@ -530,75 +513,48 @@ mod tests {
                     ..settings(0)
                 },
             );
-            let mut link = Link::new(Part::default(), &settings, now);
+            let mut core = Core::new(settings.clone(), true, now);
             let moment = StoreMoment {
                 store_us: 1,
                 sent: now,
             };
+            core.exchanges = 1;
+            let link = &mut core.links[Part::default()];
             link.connection.answered(1, moment, true);
             // Nothing else is asked before.
             link.query(&settings, now);
-            let mut queues = Queues::new(parts, false);
-            queues.add_limit();
-            let mut ctx = Context::new(settings, true, now);
             let meter = Arc::new(LimitMeter::new("test", "a"));
             let limit = Limit::concurrent("a", 100_000);
-            ctx.registry.add(&limit, meter, now);
-            Self {
-                ctx,
-                queues,
-                requests: Requests::default(),
-                accounting: Accounting::new(parts),
-                link,
-                exchanges: 1,
-            }
+            core.register(&limit, &meter).expect("valid");
+            Self(core)
         }
 
         fn draft(&mut self) -> Draft<'_> {
-            let number = self.exchanges + 1;
-            Draft {
-                ctx: &mut self.ctx,
-                queues: &mut self.queues,
-                requests: &mut self.requests,
-                accounting: &mut self.accounting,
-                link: &mut self.link,
-                exchanges: &mut self.exchanges,
-                id: ExchangeId {
-                    number,
-                    part: Part::default(),
-                },
-                batches: Batches {
-                    drafted: Vec::new(),
-                    pending: Vec::new(),
-                    room: MAX_UNITS,
-                },
-                claims: BTreeMap::new(),
-                refunds: Vec::new(),
-            }
+            self.0.draft(Part::default())
         }
 
-        fn all(&self) -> ToSend<'_> {
-            ToSend {
-                ctx: &self.ctx,
-                queues: &self.queues,
-                accounting: &self.accounting,
-            }
+        fn link(&mut self) -> &mut Link {
+            &mut self.0.links[Part::default()]
+        }
+
+        fn fills_an_exchange(&self) -> bool {
+            self.0.links[Part::default()].fills_an_exchange(&self.0)
         }
 
         fn queue(&mut self, key: u32) -> QueueId {
-            let key = Key::from(key);
-            self.queues.find_or_make(&mut self.ctx, LimitId(0), &key)
+            let (core, key) = (&mut self.0, Key::from(key));
+            core.queues.find_or_make(&mut core.ctx, LimitId(0), &key)
         }
 
         /// A request for a slot of this weight.
         fn ask(&mut self, key: u32, weight: u32) {
-            let (queue, id) = (self.queue(key), self.requests.next_id());
+            let (queue, id) = (self.queue(key), self.0.requests.next_id());
             let requester = Requester {
                 id,
                 alone: true,
                 shadow: false,
             };
-            let enter = |queue: &mut Queue, ctx: &mut Context| {
+            self.0.change(queue, |queue, ctx| {
                 let lease = queue.enter(ctx, Duration::ZERO, weight, requester, None);
                 let newcomer = Newcomer {
                     seq: lease.seq(),
@@ -606,15 +562,13 @@ mod tests {
                     number: id.number,
                 };
                 queue.ask_store(ctx, newcomer);
-            };
-            self.queues.change(&mut self.ctx, queue, enter);
+            });
         }
 
         /// A batch is wanted, an empty one.
         fn want(&mut self, key: u32) {
             let queue = self.queue(key);
-            let want = |queue: &mut Queue, _: &mut Context| queue.outbox.want(true);
-            self.queues.change(&mut self.ctx, queue, want);
+            self.0.change(queue, |queue, _| queue.outbox.want(true));
         }
 
         fn refund(&mut self, key: &str) {
@@ -623,7 +577,7 @@ mod tests {
             let Charged::Until { tat: charged, .. } = charged else {
                 panic!("it is free");
             };
-            self.link.refunds.push(Refund {
+            self.link().refunds.push(Refund {
                 key: key.into(),
                 cost: 1,
                 charged,
@@ -672,11 +626,11 @@ mod tests {
             scene.ask(0, 64);
         }
         scene.ask(1, 39);
-        assert!(!scene.link.fills_an_exchange(scene.all()), "999 units");
+        assert!(!scene.fills_an_exchange(), "999 units");
         scene.ask(0, 1);
-        assert!(scene.link.fills_an_exchange(scene.all()));
+        assert!(scene.fills_an_exchange());
         scene.sent();
-        assert!(!scene.link.fills_an_exchange(scene.all()), "they are sent");
+        assert!(!scene.fills_an_exchange(), "they are sent");
     }
 
     #[test]
@@ -700,16 +654,17 @@ mod tests {
     #[test]
     fn a_link_sends_work_and_connects_once() {
         let mut scene = Scene::new(Parts::WHOLE);
-        assert!(!scene.link.may_send(scene.all()), "no work");
-        scene.link.connection.want();
-        assert!(scene.link.may_send(scene.all()), "a hello");
+        assert!(!scene.0.may_send(), "no work");
+        scene.link().connection.want();
+        assert!(scene.0.may_send(), "a hello");
         assert!(scene.draft().fill_and_send().is_none());
-        assert!(!scene.link.may_send(scene.all()), "there was no work");
+        assert!(!scene.0.may_send(), "there was no work");
         scene.ask(0, 1);
-        assert!(scene.link.may_send(scene.all()));
-        scene.link.connection.left(scene.exchanges);
+        assert!(scene.0.may_send());
+        let last = scene.0.exchanges;
+        scene.link().connection.left(last);
         let hello = scene.draft().fill_and_send().expect("it connects first");
         assert!(hello.exchange.is_hello());
-        assert!(!scene.link.may_send(scene.all()), "it is connecting");
+        assert!(!scene.0.may_send(), "it is connecting");
     }
 }

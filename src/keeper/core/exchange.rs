@@ -2,22 +2,14 @@
 
 use tokio::time::Instant;
 
-use super::{Core, ExchangeId, Outgoing, breaker::Work, draft::ToSend, link::PendingExchange};
+use super::{Core, ExchangeId, Outgoing, breaker::Work, link::PendingExchange};
 use crate::{leases::StoreMoment, ledger::Reply, part::Part};
 
 impl Core {
     /// Whether [`next_exchange`](Self::next_exchange) would return one.
     pub fn may_send(&self) -> bool {
         let mut links = self.links.iter();
-        links.any(|link| link.may_send(self.to_send()))
-    }
-
-    pub(super) fn to_send(&self) -> ToSend<'_> {
-        ToSend {
-            ctx: &self.ctx,
-            queues: &self.queues,
-            accounting: &self.accounting,
-        }
+        links.any(|link| link.may_send(self))
     }
 
     /// The earliest deadline of the exchanges in flight, among those not yet due at `then`.
@@ -39,7 +31,7 @@ impl Core {
         (0..self.links.len()).find_map(|_| {
             self.last_link = (self.last_link + 1) % self.links.len();
             let link = &self.links[self.last_link];
-            let (part, may_send) = (link.part, link.may_send(self.to_send()));
+            let (part, may_send) = (link.part, link.may_send(self));
             may_send.then(|| self.draft(part).fill_and_send())?
         })
     }

@@ -373,7 +373,7 @@ impl Core {
         see("fallback", self.ctx.registry.fallbacks.next_end());
         see("return", self.ctx.returns.next_end());
         for link in self.links.iter() {
-            see("connection", link.next_due(self.to_send()));
+            see("connection", link.next_due(self));
         }
     }
 
@@ -483,7 +483,7 @@ impl Core {
     pub fn is_quiet(&self) -> bool {
         let is_idle = |link: &Link| {
             if link.is_up() {
-                link.in_flight.is_empty() && !link.has_work(self.to_send())
+                link.in_flight.is_empty() && !link.has_work(self)
             } else {
                 link.names_released().next().is_none()
             }
