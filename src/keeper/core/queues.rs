@@ -408,86 +408,88 @@ fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     }
 }
 
-/// For tests.
 #[cfg(test)]
-impl Queues {
-    pub fn len(&self) -> usize {
-        self.members.len()
-    }
+mod tests {
+    use super::*;
+    use crate::keeper::queue::audit::ensure;
 
-    /// Returns the first queue that is not listed as it should be.
-    pub fn audit(&mut self, ctx: &Context) -> Result<(), String> {
-        use crate::keeper::queue::audit::ensure;
+    impl Queues {
+        pub fn len(&self) -> usize {
+            self.members.len()
+        }
 
-        let rows = self
-            .ready
-            .iter()
-            .map(|_| [BTreeSet::new(), BTreeSet::new()]);
-        let (mut kinds, mut due) = (rows.collect::<Vec<_>>(), BTreeSet::new());
-        for (id, member) in &mut self.members {
-            let (id, queue) = (QueueId::of_index(id), &mut member.queue);
-            let at = format!("queue {} ({})", id.0, queue.terms().limit().name());
-            ensure!(
-                self.by_key[queue.terms().limit_id.0].get(&queue.terms().key) == Some(id),
-                "{at}: lost its key"
-            );
-            ensure!(
-                queue.terms().ledger.is_empty()
-                    || self.by_ledger.get(&queue.terms().ledger) == Some(&id),
-                "{at}: lost its ledger"
-            );
-            let idle = member.kind.is_none() && queue.is_idle(ctx);
-            ensure!(!idle || member.cached, "{at}: is idle and there");
-            ensure!(
-                member.kind.is_some() || !queue.has_work(),
-                "{at}: has work and is not listed"
-            );
-            ensure!(
-                member.kind == Some(WorkKind::Newcomers) || !queue.has_newcomers(),
-                "{at}: has newcomers and is listed with others"
-            );
-            let next = if idle {
-                None
-            } else {
-                queue.next_due().map(|(at, _)| at)
-            };
-            ensure!(
-                member.due == next,
-                "{at}: due {:?}, not {next:?}",
-                member.due
-            );
-            if let Some(kind) = member.kind {
-                kinds[queue.terms().part.number()][kind as usize].insert(id);
+        /// Returns the first queue that is not listed as it should be.
+        pub fn audit(&mut self, ctx: &Context) -> Result<(), String> {
+            let rows = self
+                .ready
+                .iter()
+                .map(|_| [BTreeSet::new(), BTreeSet::new()]);
+            let (mut kinds, mut due) = (rows.collect::<Vec<_>>(), BTreeSet::new());
+            for (id, member) in &mut self.members {
+                let (id, queue) = (QueueId::of_index(id), &mut member.queue);
+                let at = format!("queue {} ({})", id.0, queue.terms().limit().name());
+                ensure!(
+                    self.by_key[queue.terms().limit_id.0].get(&queue.terms().key) == Some(id),
+                    "{at}: lost its key"
+                );
+                ensure!(
+                    queue.terms().ledger.is_empty()
+                        || self.by_ledger.get(&queue.terms().ledger) == Some(&id),
+                    "{at}: lost its ledger"
+                );
+                let idle = member.kind.is_none() && queue.is_idle(ctx);
+                ensure!(!idle || member.cached, "{at}: is idle and there");
+                ensure!(
+                    member.kind.is_some() || !queue.has_work(),
+                    "{at}: has work and is not listed"
+                );
+                ensure!(
+                    member.kind == Some(WorkKind::Newcomers) || !queue.has_newcomers(),
+                    "{at}: has newcomers and is listed with others"
+                );
+                let next = if idle {
+                    None
+                } else {
+                    queue.next_due().map(|(at, _)| at)
+                };
+                ensure!(
+                    member.due == next,
+                    "{at}: due {:?}, not {next:?}",
+                    member.due
+                );
+                if let Some(kind) = member.kind {
+                    kinds[queue.terms().part.number()][kind as usize].insert(id);
+                }
+                due.extend(member.due.map(|at| (at, id)));
             }
-            due.extend(member.due.map(|at| (at, id)));
-        }
-        let rows = self.ready.iter().flatten();
-        for (ready, kind) in rows.zip(kinds.iter().flatten()) {
-            let after = |id: &QueueId| self.members[id.index()].after.id();
-            let row = std::iter::successors(ready.first, after);
-            let row: Vec<_> = row.take(ready.count + 1).collect();
-            let listed = row.iter().copied().collect();
-            ensure!(*kind == listed, "listed {listed:?}, not {kind:?}");
+            let rows = self.ready.iter().flatten();
+            for (ready, kind) in rows.zip(kinds.iter().flatten()) {
+                let after = |id: &QueueId| self.members[id.index()].after.id();
+                let row = std::iter::successors(ready.first, after);
+                let row: Vec<_> = row.take(ready.count + 1).collect();
+                let listed = row.iter().copied().collect();
+                ensure!(*kind == listed, "listed {listed:?}, not {kind:?}");
+                ensure!(
+                    row.len() == ready.count && ready.last == row.last().copied(),
+                    "{} in a row of {}",
+                    row.len(),
+                    ready.count
+                );
+            }
+            let lens = self.by_key.iter().map(|keys| {
+                let shared = usize::from(keys.shared.is_some());
+                keys.others.len() + shared
+            });
             ensure!(
-                row.len() == ready.count && ready.last == row.last().copied(),
-                "{} in a row of {}",
-                row.len(),
-                ready.count
+                lens.sum::<usize>() == self.members.len(),
+                "keys without queues"
             );
+            ensure!(
+                self.by_ledger.is_empty() || self.by_ledger.len() == self.members.len(),
+                "ledgers without queues"
+            );
+            ensure!(due == self.due, "due {:?}, not {due:?}", self.due);
+            Ok(())
         }
-        let lens = self.by_key.iter().map(|keys| {
-            let shared = usize::from(keys.shared.is_some());
-            keys.others.len() + shared
-        });
-        ensure!(
-            lens.sum::<usize>() == self.members.len(),
-            "keys without queues"
-        );
-        ensure!(
-            self.by_ledger.is_empty() || self.by_ledger.len() == self.members.len(),
-            "ledgers without queues"
-        );
-        ensure!(due == self.due, "due {:?}, not {due:?}", self.due);
-        Ok(())
     }
 }

@@ -84,13 +84,6 @@ impl LedgerHere {
 }
 
 #[cfg(test)]
-impl LedgerHere {
-    pub fn is_changed(&self) -> bool {
-        self.0.as_ref().is_some_and(|deciding| deciding.changed)
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use tokio::time::Instant;
 
@@ -99,6 +92,12 @@ mod tests {
         keeper::{context::Context, tests::settings},
         ledger::Ask,
     };
+
+    impl LedgerHere {
+        pub fn is_changed(&self) -> bool {
+            self.0.as_ref().is_some_and(|deciding| deciding.changed)
+        }
+    }
 
     fn ask(seq: Seq) -> Operation {
         Operation::Acquire(Ask {
