@@ -158,15 +158,6 @@ struct Reach {
 struct Complaints(HashMap<LimitId, Instant>);
 
 impl Core {
-    /// A rate no longer holds the request back.
-    fn end_sleep(&mut self, id: RequestId) {
-        if let Some(limit) = self.requests.wake(id) {
-            self.ctx.measure(limit, Measure::Waiting(-1.0));
-        }
-    }
-}
-
-impl Core {
     /// `shared`: there is a store; otherwise the ledgers in this process decide.
     pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
         let parts = settings.parts;
@@ -278,6 +269,13 @@ impl Core {
             if self.queues.has(id) {
                 self.change(id, &mut change);
             }
+        }
+    }
+
+    /// A rate no longer holds the request back.
+    fn end_sleep(&mut self, id: RequestId) {
+        if let Some(limit) = self.requests.wake(id) {
+            self.ctx.measure(limit, Measure::Waiting(-1.0));
         }
     }
 }

@@ -80,7 +80,7 @@ impl Queue {
         }
     }
 
-    /// Loses all held slots, at a shutdown. Returns the number of slots that permits had.
+    /// Loses all held slots, at a shutdown.
     pub fn lose_all(&mut self, ctx: &mut Context) {
         for seq in self.entries.those(Entry::is_held) {
             self.lose(ctx, seq, LostErrorKind::ShutDown);

@@ -185,10 +185,7 @@ impl Queue {
         }
         ctx.drop_inquiries(&mut self.outbox.take_inquiries());
     }
-}
 
-/// Entries whose requests ask again.
-impl Queue {
     /// A request continues without the exchange it is in. Slots that the exchange still acquires are released.
     pub fn leave_exchange(&mut self, ctx: &mut Context, seq: Seq) {
         if let Some(State::Sent { .. }) = self.entries.get(seq).map(Entry::state) {

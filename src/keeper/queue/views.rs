@@ -12,7 +12,7 @@ use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     fallbacks::Availability,
     keeper::{context::Context, effects::Effect},
-    ledger::{Ledger, MemberId, Operation, Pacing, Seq, TenantId, weight_of},
+    ledger::{Ledger, MemberId, Operation, Seq, TenantId, weight_of},
     limit::{MAX_WAIT, Mode},
     operable::{EntryLook, PauseLook, QueueLook, Seen, Which},
     permit_id::PermitId,
@@ -139,12 +139,6 @@ impl Queue {
 
 /// For operators.
 impl Queue {
-    /// The value that the limit has found, as this process last knew it. `None`: it does not find its own, or not now.
-    #[allow(dead_code, reason = "for metrics and for answers to operators")]
-    pub fn pacing(&self) -> Option<Pacing> {
-        self.terms.adapt().and(self.terms.pace.pacing())
-    }
-
     /// Looks at the queue, if it counts, and at its entries from this name on, counting down `left`. Returns the name to
     /// continue with.
     pub fn look(
