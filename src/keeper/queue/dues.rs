@@ -77,15 +77,10 @@ impl Queue {
             (State::Held(_), Payment::Until(until)) => since(until),
             _ => return None,
         };
-        let held = match entry.state() {
-            State::Held(hold) => ctx.now.saturating_duration_since(hold.since),
-            _ => Duration::ZERO,
-        };
-        let most_us = cost_us(held);
         (us != 0).then_some(Report {
-            tenant: paying.tenant,
+            tenant,
             us,
-            most_us,
+            most_us: entry.held().map_or(0, |hold| since(hold.since) as u64),
         })
     }
 

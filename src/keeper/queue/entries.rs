@@ -100,26 +100,25 @@ impl Entries {
 /// Entries added, changed and removed.
 impl Entries {
     pub fn insert(&mut self, ctx: &mut Context, entry: Entry) {
-        self.count(ctx, &entry, true);
+        count(ctx, &mut self.held, self.limit, &entry, true);
         count_tenant(ctx, self.limit, &entry, false, entry.is_counted());
         self.all.insert(entry.lease.seq(), entry);
     }
 
     /// Returns whether there is such an entry.
     pub fn set(&mut self, ctx: &mut Context, seq: Seq, state: State) -> bool {
-        let Self { limit, all, .. } = self;
-        let Some(entry) = all.get_mut(&seq) else {
+        let Some(entry) = self.all.get_mut(&seq) else {
             return false;
         };
         unindex(entry, &mut self.by_ticket);
         if !matches!(state, State::Held(_)) && entry.presence.end_doubt() {
             confirmed(ctx, &mut self.unconfirmed);
         }
-        count(ctx, &mut self.held, *limit, entry, false);
+        count(ctx, &mut self.held, self.limit, entry, false);
         let was_counted = entry.is_counted();
         entry.state = state;
-        count(ctx, &mut self.held, *limit, entry, true);
-        count_tenant(ctx, *limit, entry, was_counted, entry.is_counted());
+        count(ctx, &mut self.held, self.limit, entry, true);
+        count_tenant(ctx, self.limit, entry, was_counted, entry.is_counted());
         if let State::Waiting(Line::InStore { ticket, .. }) = state {
             let waiting = self.by_ticket.get_or_insert_default();
             waiting.insert((ticket, seq));
@@ -240,10 +239,6 @@ impl Entries {
     pub fn shrink(&mut self) {
         self.by_ticket.take_if(|waiting| waiting.is_empty());
     }
-
-    fn count(&mut self, ctx: &mut Context, entry: &Entry, is_in: bool) {
-        count(ctx, &mut self.held, self.limit, entry, is_in);
-    }
 }
 
 /// One holder less keeps newcomers waiting.
@@ -294,12 +289,13 @@ fn count(ctx: &mut Context, held: &mut HeldUnits, limit_id: LimitId, entry: &Ent
         }
         _ => (&mut ctx.counts.waiting, Measure::Waiting, 1),
     };
-    if is_in {
-        *count += 1
+    let sign = if is_in {
+        *count += 1;
+        1.0
     } else {
-        *count -= 1
-    }
-    let sign = if is_in { 1.0 } else { -1.0 };
+        *count -= 1;
+        -1.0
+    };
     ctx.measure(limit_id, measure(sign * f64::from(units)));
 }
 

@@ -96,10 +96,9 @@ impl Queue {
         if verdict == Verdict::Overloaded {
             ctx.measure(self.terms.limit_id, Measure::Overloaded);
         }
-        let Some(held_since) = self.entries.get(seq).and_then(Entry::permit_since) else {
-            return;
-        };
-        let Some(adapt) = self.terms.adapt() else {
+        let entry = self.entries.get(seq);
+        let held_since = entry.and_then(Entry::held).map(|hold| hold.since);
+        let (Some(held_since), Some(adapt)) = (held_since, self.terms.adapt()) else {
             return;
         };
         let (in_use, before) = (self.in_use(), self.terms.max());

@@ -308,9 +308,7 @@ impl Entry {
 
     /// A permit that was admitted without the store is paid up to this moment.
     pub fn pays_from(&mut self, now: Instant) {
-        if let State::Held(HeldSlot {
-            in_store: false, ..
-        }) = self.state
+        if self.held().is_some_and(|hold| !hold.in_store)
             && let Some(paying) = self.paying_mut()
         {
             paying.paid = Payment::Until(now);
@@ -321,8 +319,16 @@ impl Entry {
         self.rest.get_or_insert_default().paying = Some(paying);
     }
 
+    /// Its slot, if it has one.
+    pub fn held(&self) -> Option<&HeldSlot> {
+        match &self.state {
+            State::Held(hold) => Some(hold),
+            _ => None,
+        }
+    }
+
     pub fn is_held(&self) -> bool {
-        matches!(self.state, State::Held(_))
+        self.held().is_some()
     }
 
     /// Whether it is restored in place of a renewal: the store has shown that it lacks it, or never had it, and no exchange in
@@ -333,10 +339,7 @@ impl Entry {
     }
 
     pub fn holder(&self) -> Option<Holder> {
-        match self.state {
-            State::Held(hold) => Some(hold.holder),
-            _ => None,
-        }
+        Some(self.held()?.holder)
     }
 
     /// Whether it has a slot or waits. A request for several slots waits with one leg at a time.
@@ -413,14 +416,6 @@ impl Entry {
             return None;
         };
         Some(mem::replace(&mut hold.holder, holder))
-    }
-
-    /// Since when a permit has held the slot, as far as this process knows.
-    pub fn permit_since(&self) -> Option<Instant> {
-        match self.state {
-            State::Held(hold) => Some(hold.since),
-            _ => None,
-        }
     }
 
     /// Whether it waits, and since when, or since when it is held. `None`: neither, such as an idle slot in the pool,
