@@ -252,8 +252,8 @@ impl Context {
     pub fn measure_returns(&mut self) {
         if self.returns.has_news() {
             let is_recovering = self.is_recovering();
-            let has_changed =
-                mem::replace(&mut self.was_recovering, is_recovering) != is_recovering;
+            let was_recovering = mem::replace(&mut self.was_recovering, is_recovering);
+            let has_changed = was_recovering != is_recovering;
             let state = has_changed.then_some(StoreState::Recovering(is_recovering));
             self.effects.push(state.map(Effect::MeasureStore));
         }
@@ -376,10 +376,8 @@ impl Context {
     pub fn note_end(&mut self, limit: LimitId, lease: &Lease, held: Duration) {
         let reason = lease.end_reason();
         self.measure(limit, Measure::Ended(reason, held));
-        self.counts.lost += u64::from(matches!(
-            reason,
-            Some(LostErrorKind::Lost | LostErrorKind::ShutDown)
-        ));
+        let is_lost = matches!(reason, Some(LostErrorKind::Lost | LostErrorKind::ShutDown));
+        self.counts.lost += u64::from(is_lost);
         if let Some(topic) = Topic::of_end(reason) {
             self.report(limit, topic, lease.queue, 1);
         }

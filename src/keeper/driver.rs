@@ -216,11 +216,8 @@ impl Keeper {
         let here = Handle::try_current().ok().zip(session);
         let kept = here.map(|(here, session)| KeptSession::new(session, &here));
         let home = self.home.runtime();
-        let is_for_driver = |kept: &_| {
-            home.as_ref()
-                .is_none_or(|home| KeptSession::is_for(kept, home))
-        };
-        *self.session() = kept.filter(is_for_driver);
+        let is_for = |kept: &KeptSession| home.as_ref().is_none_or(|home| kept.is_for(home));
+        *self.session() = kept.filter(is_for);
     }
 }
 

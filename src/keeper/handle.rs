@@ -160,14 +160,10 @@ impl KeeperHandle {
             let falls_back = core.context().registry.fallbacks.decide();
             (result, driver.is_needed(core) || falls_back)
         });
-        (
-            result,
-            if is_rare {
-                self.see_to_driver()
-            } else {
-                Ok(())
-            },
-        )
+        if !is_rare {
+            return (result, Ok(()));
+        }
+        (result, self.see_to_driver())
     }
 
     /// Starts a driver if one is needed. While fallbacks decide, no request waits, so this also checks that the driver runs.

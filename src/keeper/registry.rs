@@ -148,12 +148,8 @@ impl Registry {
         let next = if is_gone {
             [0.0; GAUGES.len()]
         } else {
-            let fallback = self.lowest_fallback(id, now);
-            [
-                self.limit(id).max().into(),
-                f64::from(is_overridden),
-                fallback.into(),
-            ]
+            let (max, fallback) = (self.limit(id).max(), self.lowest_fallback(id, now));
+            [max.into(), is_overridden.into(), fallback.into()]
         };
         let before = mem::replace(&mut self.known[id.0].measured, next);
         let changes = before.into_iter().zip(next).zip(GAUGES);

@@ -163,9 +163,9 @@ impl Core {
     fn follow_all(&mut self) {
         while !self.ctx.decided.is_empty() {
             mem::swap(&mut self.ctx.decided, &mut self.following);
-            self.following
-                .sort_by_key(|decided| (decided.request, decided.decision.rank()));
-            for number in 0..self.following.len() {
+            let following = &mut self.following;
+            following.sort_by_key(|decided| (decided.request, decided.decision.rank()));
+            for number in 0..following.len() {
                 let decided = self.following[number];
                 let next = self.following.get(number + 1);
                 let is_last = next.is_none_or(|next| next.request != decided.request);

@@ -274,8 +274,8 @@ impl Draft<'_> {
         self.take_batches(WorkKind::Newcomers, MAX_BATCHES);
         self.take_sums(None);
         let refunds = &mut self.core.links[self.id.part].refunds;
-        self.refunds
-            .extend(refunds.drain(..refunds.len().min(MAX_REFUNDS)));
+        let count = refunds.len().min(MAX_REFUNDS);
+        self.refunds.extend(refunds.drain(..count));
     }
 
     /// Takes work about one key, be it a ledger or the state of a rate: in a cluster, keys migrate between nodes one by

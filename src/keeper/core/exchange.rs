@@ -67,8 +67,7 @@ impl Core {
             self.note_answer(id.part, Work::None, None);
             return self.unanswered(sent, true);
         }
-        self.ctx
-            .record(|history, now| history.answered(id.number, &reply, now));
+        (self.ctx).record(|history, now| history.answered(id.number, &reply, now));
         let (exchange, mut pending, claims) = (sent.exchange, sent.pending, sent.claims);
         let link = &mut self.links[id.part];
         if exchange.generation_query.is_some() && link.connection.has(id.number) {

@@ -158,8 +158,7 @@ impl Core {
         let error = registry.paused_error(leg.limit, until, now);
         // Without a lookup its key is unknown.
         let key = Some(&leg.key).filter(|_| !leg.exempt);
-        self.refusals
-            .keep(leg.limit, &error, now, || (key, None, None));
+        (self.refusals).keep(leg.limit, &error, now, || (key, None, None));
         Err(error)
     }
 

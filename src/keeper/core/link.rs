@@ -180,10 +180,9 @@ impl Link {
     /// The generation that an exchange with newcomers under strict limits expects. If the store keeps none, one that is missing
     /// proves nothing.
     pub fn expected(&self, settings: &Settings, now: Instant) -> Option<(Arc<str>, Generation)> {
-        let known = self
-            .generation_at(now, settings)
-            .filter(|_| self.keeps_generation);
-        Some((self.generation_key.clone(), known?))
+        let known = self.generation_at(now, settings);
+        let known = known.filter(|_| self.keeps_generation)?;
+        Some((self.generation_key.clone(), known))
     }
 
     fn generation_at(&self, now: Instant, settings: &Settings) -> Option<Generation> {

@@ -46,12 +46,9 @@ struct Here<'a> {
 
 impl Stock for Here<'_> {
     fn ledger(&mut self, batch: usize) -> ClaimedLedger<'_> {
+        let queue = self.queues.without_listing(self.asked[batch]);
         ClaimedLedger {
-            ledger: self
-                .queues
-                .without_listing(self.asked[batch])
-                .here
-                .get_mut(),
+            ledger: queue.here.get_mut(),
             batch: &self.batches[batch],
             swept: &mut self.swept,
         }
@@ -202,9 +199,8 @@ impl Core {
             } else {
                 AcquireErrorKind::TimedOut
             };
-            let until = queue
-                .entry(lease.seq())
-                .map(|entry| leg.ends(entry.turn_began));
+            let entry = queue.entry(lease.seq());
+            let until = entry.map(|entry| leg.ends(entry.turn_began));
             return match until.filter(|until| *until > self.ctx.now) {
                 Some(until) => self.requests.keep_asking(id, since, until),
                 None => self.refuse_leg(id, lease.seq(), kind),

@@ -392,9 +392,8 @@ impl Requests {
     ) -> Option<(RequestId, Instant)> {
         let due = self.next_end_of_asking().filter(|due| *due <= now)?;
         // This process stood still: answers that arrived meanwhile are read first, but only once.
-        let rested = self
-            .patient_until
-            .is_none_or(|until| now > until + store_timeout);
+        let has_rested = |until| now > until + store_timeout;
+        let rested = self.patient_until.is_none_or(has_rested);
         if now > due + STOOD_STILL && rested && !is_behind {
             self.patient_until = Some(now + STOOD_STILL);
             return None;

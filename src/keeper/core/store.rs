@@ -321,9 +321,7 @@ impl Core {
             self.requests.stop_asking(id);
         }
         // In a cluster no request has one.
-        self.requests
-            .each()
-            .for_each(|request| request.ticket = None);
+        (self.requests.each()).for_each(|request| request.ticket = None);
         let availability = self.ctx.availability(part);
         (self.accounting).report_all_here(part, &mut self.ctx, &mut self.links);
         self.each_queue(Some(part), |queue, ctx| {

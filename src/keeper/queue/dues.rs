@@ -27,11 +27,8 @@ impl Queue {
     }
 
     fn quote_if_fair(&mut self, ctx: &Context, seq: Seq) -> Option<Payer> {
-        let time = ctx
-            .registry
-            .mean_hold(self.terms.limit_id)
-            .unwrap_or(FIRST_HOLD);
-        let time = time.min(ctx.settings.lease / PART_OF_LEASE);
+        let time = ctx.registry.mean_hold(self.terms.limit_id);
+        let time = (time.unwrap_or(FIRST_HOLD)).min(ctx.settings.lease / PART_OF_LEASE);
         let max = self.terms.max();
         let paying = self.entries.get_mut(seq)?.paying_mut()?;
         if let Payment::Ahead { .. } = paying.paid {

@@ -157,9 +157,7 @@ impl Queue {
         {
             if let Some((wait, ticket)) = self.send_listed(ctx, seq) {
                 let payer = self.quote(ctx, seq);
-                pending
-                    .tickets
-                    .extend(ticket.map(|ticket| (seq, ticket.get())));
+                (pending.tickets).extend(ticket.map(|ticket| (seq, ticket.get())));
                 batch.acquire.push(Ask { seq, wait, payer });
                 take_room(room, seq);
             }
@@ -235,8 +233,7 @@ impl Queue {
         let finds_loss = is_lost && !is_introducing;
         if finds_loss {
             // Before this answer's newcomers, which have got the slots of the missing holders.
-            ctx.returns
-                .begin_of_key(self.terms.part, self.terms.id, ctx.now);
+            (ctx.returns).begin_of_key(self.terms.part, self.terms.id, ctx.now);
         }
         for (seq, place) in places {
             self.entries.tell_place(seq, place);

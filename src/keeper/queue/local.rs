@@ -164,11 +164,8 @@ impl Queue {
     /// Requests that fell back are no longer newcomers, or this queue would precede queues with real newcomers. The
     /// oldest are first in the list, and fall back first.
     pub fn forget_fallen_back(&mut self) {
-        let entries = &self.entries;
-        self.outbox.forget_first(|seq| {
-            let entry = entries.get(seq);
-            entry.is_some_and(|entry| matches!(entry.state(), State::Idle))
-        });
+        let is_idle = |entry: &Entry| matches!(entry.state(), State::Idle);
+        (self.outbox).forget_first(|seq| self.entries.get(seq).is_some_and(is_idle));
     }
 }
 

@@ -231,11 +231,8 @@ impl Queue {
     /// Slots held by permits.
     pub fn held_by_permits(&self) -> impl Iterator<Item = Seq> {
         let by_permit = |entry: &Entry| entry.holder() == Some(Holder::Permit);
-        let held = self
-            .entries
-            .all()
-            .iter()
-            .filter(move |(_, entry)| by_permit(entry));
+        let entries = self.entries.all().iter();
+        let held = entries.filter(move |(_, entry)| by_permit(entry));
         held.map(|(seq, _)| *seq)
     }
 

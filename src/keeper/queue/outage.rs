@@ -58,8 +58,7 @@ impl Queue {
                 if (ctx.returns).has_just_begun(self.terms.id, ctx.now) {
                     return;
                 }
-                ctx.returns
-                    .begin_of_key(self.terms.part, self.terms.id, ctx.now);
+                (ctx.returns).begin_of_key(self.terms.part, self.terms.id, ctx.now);
             }
             Doubt::OfStore => {}
         }
@@ -76,8 +75,7 @@ impl Queue {
 
     /// Permits have returned: newcomers of this replica, or of others, are admitted.
     pub fn ask_again(&mut self) {
-        self.outbox
-            .want(self.entries.waiting() > 0 || self.snapshot.waiting() > 0);
+        (self.outbox).want(self.entries.waiting() > 0 || self.snapshot.waiting() > 0);
     }
 }
 

@@ -175,8 +175,7 @@ impl Queue {
             let held = entry.lease.tenure_lasts(ctx.now);
             ctx.note_end(self.terms.limit_id, &entry.lease, held);
             if use_of_slot == Use::Held {
-                ctx.registry
-                    .note_hold(self.terms.limit_id, held, weight_of(seq));
+                (ctx.registry).note_hold(self.terms.limit_id, held, weight_of(seq));
             }
         }
         if entry.presence.is_entering() {

@@ -132,10 +132,8 @@ impl Polls {
         let round_trip = (now - at.sent).min(interval / 4);
         let poll_at = at.sent + polled.jittered - round_trip;
         times.poll_at = Some(poll_at.max(now + pause));
-        let roll_call_at = polled
-            .roll_call_in
-            .map_or(times.poll_at, |time| Some(now + time));
-        times.roll_call_at = times.roll_call_at.or(roll_call_at);
+        let roll_call_at = polled.roll_call_in.map(|time| now + time);
+        times.roll_call_at = times.roll_call_at.or(roll_call_at).or(times.poll_at);
     }
 }
 

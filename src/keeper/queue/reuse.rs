@@ -110,9 +110,9 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(seq) {
             (entry.lease, entry.turn_began, entry.waits, entry.place) = (request, asked, waits, 0);
             entry.hand_over(Holder::Reuser);
-            requester
-                .into_iter()
-                .for_each(|requester| entry.ask_for(requester));
+            if let Some(requester) = requester {
+                entry.ask_for(requester);
+            }
         }
         self.entries.report(ctx, seq, Decision::Changed);
         true

@@ -31,9 +31,8 @@ impl Queue {
             (self.kept.next_due(), "idle slots"),
             (self.releases.next_due(), "repeated release"),
         ];
-        let set = timers
-            .into_iter()
-            .filter_map(|(at, name)| Some((at?, name)));
+        let timers = timers.into_iter();
+        let set = timers.filter_map(|(at, name)| Some((at?, name)));
         set.min_by_key(|(at, _)| *at)
     }
 

@@ -103,13 +103,11 @@ impl Queue {
         let max = self.pause.in_force(self.terms.max_in_store(ctx), ctx.now);
         let free = max.saturating_sub(self.usage().in_use.saturating_sub(held));
         let remaining = if waiting > 0 { 0 } else { free };
+        let next_free = || self.next_free(ctx, waiting, 1);
+        let reset = || self.pause.left(ctx.now).or_else(next_free);
         known.then(|| Quota {
             remaining,
-            reset: (self
-                .pause
-                .left(ctx.now)
-                .or_else(|| self.next_free(ctx, waiting, 1)))
-            .filter(|_| remaining == 0),
+            reset: if remaining == 0 { reset() } else { None },
             ..self.terms.limit().quota(self.terms.max())
         })
     }
@@ -129,9 +127,8 @@ impl Queue {
 
     /// Estimated time until a newcomer of this weight is admitted behind this many waiters, by recent hold times.
     fn next_free(&self, ctx: &Context, waiting: u32, weight: u32) -> Option<Duration> {
-        let unit_seconds = ctx
-            .registry
-            .unit_seconds(self.terms.limit_id, waiting, weight)?;
+        let limit = self.terms.limit_id;
+        let unit_seconds = ctx.registry.unit_seconds(limit, waiting, weight)?;
         let seconds = unit_seconds / f64::from(self.terms.max().max(1));
         Some(Duration::from_secs_f64(seconds.min(MAX_WAIT.as_secs_f64())))
     }
