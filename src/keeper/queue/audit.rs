@@ -92,7 +92,7 @@ impl Queue {
         seq: Seq,
         entry: &Entry,
     ) -> Result<(), String> {
-        let up = self.terms.availability(ctx) == Availability::Up;
+        let up = ctx.availability(self.terms.part) == Availability::Up;
         ensure!(entry.lease.seq() == seq, "its lease has another name");
         ensure!(entry.lease.queue == self.terms.id, "in the wrong queue");
         let (state, request) = (*entry.state(), entry.request());

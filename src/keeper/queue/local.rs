@@ -57,7 +57,7 @@ impl Queue {
 
     /// Asks this process for the slot of a request for a single slot. Returns whether it was granted at once.
     pub fn ask_here(&mut self, ctx: &mut Context, seq: Seq, wait: Duration) -> bool {
-        let answer = match self.decider(ctx, self.terms.availability(ctx)) {
+        let answer = match self.decider(ctx, ctx.availability(self.terms.part)) {
             Decider::Fallback(verdict) => verdict.map(|()| Standing::Held { until_ms: 0 }),
             Decider::Ledger => {
                 let wait = self.prepare_ledger(ctx, seq, wait);

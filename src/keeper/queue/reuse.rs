@@ -171,7 +171,7 @@ impl Queue {
     fn may_keep(&self, ctx: &Context) -> bool {
         let enforced = self.terms.limit().current_mode() == Mode::Enforce;
         // A late answer may come while the store is down.
-        let up = self.terms.availability(ctx) == Availability::Up;
+        let up = ctx.availability(self.terms.part) == Availability::Up;
         self.terms.limit().is_reused()
             && enforced
             && self.terms.paused_until().is_none()

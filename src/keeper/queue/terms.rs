@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::pace::KeyPace;
 use crate::{
     error::AcquireErrorKind,
-    fallbacks::{Availability, FallbackInForce},
+    fallbacks::FallbackInForce,
     keeper::context::Context,
     key::Key,
     leases::QueueId,
@@ -140,11 +140,6 @@ impl KeyTerms {
         self.limit = limit;
         self.steered = steered.is_some().then(|| Box::new(steered));
         true
-    }
-
-    /// Whether the store decides on its requests; without a store, the ledger in this process.
-    pub fn availability(&self, ctx: &Context) -> Availability {
-        ctx.availability(self.part)
     }
 
     /// The fallback in force.

@@ -10,7 +10,6 @@ use super::{
 };
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
-    fallbacks::Availability,
     keeper::{context::Context, effects::Effect},
     ledger::{Ledger, MemberId, Operation, Seq, TenantId, weight_of},
     limit::{MAX_WAIT, Mode},
@@ -27,7 +26,7 @@ impl Queue {
         if !ctx.shared {
             self.run_here(ctx, Operation::Nothing);
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
-        } else if self.terms.availability(ctx) == Availability::Up {
+        } else if ctx.asks_store(self.terms.part) {
             self.outbox.inquire(inquiry);
         } else {
             ctx.effects.push(Effect::Dismiss(inquiry));
