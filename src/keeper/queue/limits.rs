@@ -4,11 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{
-    Queue,
-    entries::entry::{Entry, Line, State},
-    pace::Cut,
-};
+use super::{Queue, entries::entry::Entry, pace::Cut};
 use crate::{
     error::AcquireErrorKind,
     fallbacks::FallbackInForce,
@@ -75,18 +71,9 @@ impl Queue {
     /// The fallback may have changed during an outage, or its time may be over: it now decides on the requests that wait
     /// here.
     pub fn follow_fallback(&mut self, ctx: &mut Context) {
-        if !ctx.shared || self.here.get().is_none() {
-            return;
-        }
-        if let FallbackInForce::Local(_) = self.terms.fallback(ctx) {
-            return;
-        }
-        self.here.end();
-        for seq in self
-            .entries
-            .those(|entry| matches!(entry.state(), State::Waiting(Line::Here)))
-        {
-            self.park(ctx, seq);
+        let decides_here = || matches!(self.terms.fallback(ctx), FallbackInForce::Local(_));
+        if ctx.shared && self.here.get().is_some() && !decides_here() {
+            self.end_ledger(ctx);
         }
     }
 

@@ -33,6 +33,15 @@ impl Queue {
         }
     }
 
+    /// Ends the ledger in this process: those who wait there ask again.
+    pub(super) fn end_ledger(&mut self, ctx: &mut Context) {
+        self.here.end();
+        let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(Line::Here));
+        for seq in self.entries.those(waits) {
+            self.park(ctx, seq);
+        }
+    }
+
     /// The decision on requests while the store does not decide.
     pub fn decider(&self, ctx: &Context, availability: Availability) -> Decider {
         match availability {

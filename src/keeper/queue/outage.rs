@@ -282,15 +282,9 @@ impl Queue {
 
     /// Moves waiters back to the store.
     pub fn rejoin_store(&mut self, ctx: &mut Context) {
-        self.here.end();
         self.introduce(ctx, Doubt::OfStore);
         self.releases.repeat_all();
-        for seq in self
-            .entries
-            .those(|entry| matches!(entry.state(), State::Waiting(Line::Here)))
-        {
-            self.park(ctx, seq);
-        }
+        self.end_ledger(ctx);
         if self.terms.limit().is_fair() {
             // Permits admitted here have paid here only: the store must not refund that.
             for seq in self.entries.those(Entry::is_held) {
