@@ -337,9 +337,7 @@ impl Context {
     pub fn is_of_promotion(&self, length: Duration) -> bool {
         length < self.settings.lease / 2
     }
-}
 
-impl Context {
     /// Records a measurement once the lock is free.
     #[inline]
     pub fn measure(&mut self, limit: LimitId, measure: Measure) {

@@ -216,6 +216,16 @@ impl KeeperHandle {
         self.keeper.with(|core| core.cancel_granted(taken))
     }
 
+    /// The pool of a key, if its limit reuses slots.
+    pub fn bind(&self, limit: LimitId, key: &Key) -> Option<Arc<BoundPool>> {
+        let (queue, pool) = self.keeper.with(|core| core.bind(limit, key))?;
+        Some(Arc::new(BoundPool {
+            keeper: self.keeper.clone(),
+            queue,
+            pool,
+        }))
+    }
+
     /// Makes sure that the leases are renewed.
     pub fn attend(&self) {
         // Without a runtime nothing renews them; the deadline still holds.
@@ -414,18 +424,6 @@ pub(crate) struct BoundPool {
     keeper: Arc<Keeper>,
     queue: QueueId,
     pool: Arc<Pool>,
-}
-
-impl KeeperHandle {
-    /// The pool of a key, if its limit reuses slots.
-    pub fn bind(&self, limit: LimitId, key: &Key) -> Option<Arc<BoundPool>> {
-        let (queue, pool) = self.keeper.with(|core| core.bind(limit, key))?;
-        Some(Arc::new(BoundPool {
-            keeper: self.keeper.clone(),
-            queue,
-            pool,
-        }))
-    }
 }
 
 impl BoundPool {

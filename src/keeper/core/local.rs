@@ -329,10 +329,7 @@ impl Core {
         let request = self.requests.get(id);
         request.is_some_and(|one| matches!(one.stage(), Stage::Open))
     }
-}
 
-/// Steps of requests.
-impl Core {
     /// Withdraws a request from the store: it continues without the exchange it is in, whose results are released.
     fn leave_exchange_of(&mut self, id: RequestId) {
         self.requests.stop_asking(id);

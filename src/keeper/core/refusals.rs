@@ -142,9 +142,7 @@ impl Core {
             self.refuse_request(*id, error);
         }
     }
-}
 
-impl Core {
     /// The known states of a request's limits: now, or as they will be once a refused request has released its slots and
     /// places, and its charges are refunded.
     pub(super) fn quotas(

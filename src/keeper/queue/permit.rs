@@ -232,10 +232,7 @@ impl Queue {
         }
         standing
     }
-}
 
-/// Holders of slots.
-impl Queue {
     /// Gives a held slot to its request: the only one (`alone`), or one of several. Returns the place in which it joined
     /// the queue. `None`: it is alone, and has been lost.
     pub fn take(
