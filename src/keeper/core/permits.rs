@@ -9,7 +9,7 @@ use crate::{
     error::{AcquireError, AcquireErrorKind, LostErrorKind},
     keeper::{
         context::earliest,
-        demand::{Demand, Leg, RequestId, Taken},
+        demand::{Demand, RequestId, Taken},
         effects::{Effect, LogEvent},
         queue::{Queue, Use},
     },
@@ -47,20 +47,8 @@ impl Core {
             return Err(self.ctx.registry.limit(limit).acquire_error(kind));
         }
         self.check_pauses(demand.legs())?;
-        self.check_weights(demand.legs())
-    }
-
-    /// Counts and returns the refusal of a request that is not, or no longer, submitted.
-    pub fn refuse(&mut self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
-        let error = self.ctx.registry.limit(limit).acquire_error(kind);
-        self.ctx.note_refusal(&error);
-        error
-    }
-
-    /// Refuses weights that no permit can have, under enforced limits.
-    #[inline]
-    fn check_weights(&self, legs: &[Leg]) -> Result<(), AcquireError> {
-        for leg in legs {
+        // Under enforced limits no permit can have any other weight.
+        for leg in demand.legs() {
             let limit = self.ctx.registry.limit(leg.limit);
             if !(1..=MAX_WEIGHT).contains(&leg.weight) && limit.current_mode() == Mode::Enforce {
                 let mut error = limit.acquire_error(AcquireErrorKind::InvalidWeight);
@@ -69,6 +57,13 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Counts and returns the refusal of a request that is not, or no longer, submitted.
+    pub fn refuse(&mut self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
+        let error = self.ctx.registry.limit(limit).acquire_error(kind);
+        self.ctx.note_refusal(&error);
+        error
     }
 
     /// The answer to a request, if there is one; with quotas if `wants_quotas`. A refused request is then gone; a
@@ -187,10 +182,10 @@ impl Core {
     pub fn release(&mut self, leases: &Leases) {
         let has_one = matches!(leases, Leases::One(_));
         let leases = leases.all().iter();
-        leases.for_each(|lease| self.release_to(lease, has_one));
+        leases.for_each(|lease| self.release_to(lease, has_one, Use::Held));
     }
 
-    fn release_to(&mut self, lease: &Arc<Lease>, may_pool: bool) {
+    fn release_to(&mut self, lease: &Arc<Lease>, may_pool: bool, use_of_slot: Use) {
         self.bounded.forget(lease.seq());
         if !self.queues.has(lease.queue) {
             return lease.release_at(self.ctx.now);
@@ -198,7 +193,7 @@ impl Core {
         self.change(lease.queue, |queue, ctx| {
             if !(may_pool && queue.keep_released(ctx, lease)) {
                 lease.release_at(ctx.now);
-                queue.release(ctx, lease.seq(), Use::Held);
+                queue.release(ctx, lease.seq(), use_of_slot);
             }
         });
         self.follow_decisions();
@@ -213,7 +208,7 @@ impl Core {
         confirmation: Confirmation,
     ) -> Option<Arc<Limit>> {
         let seq = lease.seq();
-        self.release_to(lease, false);
+        self.release_to(lease, false, Use::Held);
         let queue = self.queues.get(lease.queue);
         let queue = queue.filter(|queue| queue.is_releasing(seq));
         let terms = queue.map(Queue::terms);
@@ -232,14 +227,7 @@ impl Core {
     /// afterwards.
     pub fn cancel_granted(&mut self, taken: Taken) -> Vec<Quota> {
         for lease in taken.leases.all() {
-            self.bounded.forget(lease.seq());
-            lease.release_at(self.ctx.now);
-            if self.queues.has(lease.queue) {
-                self.change(lease.queue, |queue, ctx| {
-                    queue.release(ctx, lease.seq(), Use::Unused);
-                });
-            }
-            self.follow_decisions();
+            self.release_to(lease, false, Use::Unused);
         }
         let fees = taken.notes.map(|notes| notes.fees);
         // Newest charge first: a rate can only undo its latest charge.
