@@ -24,6 +24,8 @@ use crate::{
     store::Failure,
 };
 
+pub(in crate::keeper) use super::{draft::MAX_REFUNDS, queues::MAX_CACHED};
+
 /// The payer of a claim's charges.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::keeper) enum Payer {

@@ -60,7 +60,7 @@
 mod accounting;
 mod acquire;
 #[cfg(test)]
-mod audit;
+pub(super) mod audit;
 mod breaker;
 mod connection;
 mod draft;
@@ -106,12 +106,6 @@ use crate::{
 };
 
 pub(super) use self::link::{ExchangeId, Outgoing};
-#[cfg(test)]
-pub(super) use self::{
-    audit::{LedgerHere, Payer},
-    draft::MAX_REFUNDS,
-    queues::MAX_CACHED,
-};
 
 /// The state machine.
 pub(super) struct Core {

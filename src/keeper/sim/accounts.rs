@@ -22,7 +22,7 @@ use std::{
 
 use super::{agenda::Sent, kinds::Kind, world::World};
 use crate::{
-    keeper::core::{ExchangeId, Payer},
+    keeper::core::{ExchangeId, audit::Payer},
     leases::{Fee, Paid},
     ledger::{Charged, Exchange, Refund, ReplicaId, Reply, Seq, Tat},
 };

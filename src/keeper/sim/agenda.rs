@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap, ops::Range, sync::Arc, time::Dura
 
 use super::world::World;
 use crate::{
-    keeper::core::{ExchangeId, Payer},
+    keeper::core::{ExchangeId, audit::Payer},
     ledger::{Exchange, MemberId, Reply, Wake},
     part::Part,
     store::Failure,

@@ -4,7 +4,7 @@ use std::{mem, time::Duration};
 
 use super::{checks::Snapshot, kinds::Kind, world::World};
 use crate::{
-    keeper::{Demand, core::LedgerHere},
+    keeper::{Demand, core::audit::LedgerHere},
     leases::{Fee, Paid},
     ledger::{Batch, Charge, Exchange, Rate},
 };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    keeper::{core::MAX_CACHED, effects::LogEvent},
+    keeper::{core::audit::MAX_CACHED, effects::LogEvent},
     ledger::{LedgerError, Standing},
     limit::Mode,
 };
@@ -343,7 +343,7 @@ fn refunds_are_sent_in_chunks() {
     }
     let sent = world.send(0);
     assert!(
-        sent.exchange.refunds.len() <= crate::keeper::core::MAX_REFUNDS,
+        sent.exchange.refunds.len() <= crate::keeper::core::audit::MAX_REFUNDS,
         "{} refunds in one call",
         sent.exchange.refunds.len()
     );
