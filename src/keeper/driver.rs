@@ -201,7 +201,8 @@ impl Keeper {
             }
         })?;
         if self.peek(Core::status).store_up {
-            self.keep_for_driver(in_flight.into_first_session());
+            let first = in_flight.lanes.into_iter().next();
+            self.keep_for_driver(first.map(|lane| lane.session));
         } else {
             // The driver notices when the store is reachable. Without a runtime it is started later.
             let _ = self.start_driver();
@@ -427,11 +428,6 @@ impl InFlight {
             meter,
             alarm: Box::pin(sleep(Duration::ZERO)),
         }
-    }
-
-    /// The session of the first part, for the next driver to continue with.
-    fn into_first_session(self) -> Option<Box<dyn Session>> {
-        self.lanes.into_iter().next().map(|lane| lane.session)
     }
 
     /// Drops the connection to a part; its next exchange reconnects.

@@ -102,10 +102,8 @@ impl Registry {
     /// Whether a limit can have these values from now on.
     pub fn check_update(&self, limit: &Limit) -> Result<(), ConfigError> {
         limit.validate()?;
-        match self.id_of(limit.name()) {
-            Some(id) => self.limit(id).may_become(limit),
-            None => Ok(()),
-        }
+        let known = self.id_of(limit.name());
+        known.map_or(Ok(()), |id| self.limit(id).may_become(limit))
     }
 
     /// Values to be put into force by [`follow`](Self::follow).

@@ -214,8 +214,7 @@ impl Core {
     /// Ends the pause of a key. Returns whether this process remembers one.
     pub fn resume(&mut self, limit: LimitId, key: &Key) -> bool {
         let queue = self.queues.of_key(limit, key);
-        let was_paused =
-            queue.is_some_and(|queue| self.change(queue, |queue, ctx| queue.resume(ctx)));
+        let was_paused = queue.is_some_and(|id| self.change(id, |queue, ctx| queue.resume(ctx)));
         self.follow_decisions();
         was_paused
     }

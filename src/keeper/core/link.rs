@@ -341,15 +341,11 @@ impl Window {
     /// Paces like a token bucket: a pause is often shorter than a tick of the runtime's timers, so a burst makes up for
     /// the delay of a late timer.
     pub fn on_sent(&mut self, now: Instant) {
-        let pause = self.pause();
+        let most = self.bounds.most_partial as u32;
+        let pause = (self.bounds.apart_partial).max(self.round_trip() / most);
         let earliest = now.checked_sub(TICKS).unwrap_or(now);
         let from = self.next_at.map_or(now, |at| at.clamp(earliest, now));
         self.next_at = Some(from + pause);
-    }
-
-    fn pause(&self) -> Duration {
-        let most = self.bounds.most_partial as u32;
-        self.bounds.apart_partial.max(self.round_trip() / most)
     }
 
     /// The shortest round trip lately, or zero if none is known.

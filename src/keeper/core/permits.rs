@@ -15,6 +15,7 @@ use crate::{
     },
     key::Key,
     leases::{Account, Bounds, Fee, Label, Lease, Leases, Pool, QueueId, Tenure},
+    ledger::weight_of,
     limit::{Limit, LimitId, LimitValue, MAX_WEIGHT, Mode},
     status::{InLine, Quota, QuotaReader, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
@@ -47,7 +48,7 @@ impl Core {
             return Err(self.ctx.registry.limit(limit).acquire_error(kind));
         }
         self.check_pauses(demand.legs())?;
-        // Under enforced limits no permit can have any other weight.
+        // Weights that no permit can have are refused under enforced limits.
         for leg in demand.legs() {
             let limit = self.ctx.registry.limit(leg.limit);
             if !(1..=MAX_WEIGHT).contains(&leg.weight) && limit.current_mode() == Mode::Enforce {
@@ -456,14 +457,22 @@ impl Core {
         self.follow_decisions();
     }
 
-    /// Refuses waiting requests, and all others from now on, and loses all slots. Returns the number of requests that
-    /// waited.
+    /// Refuses all requests not yet collected, and all others from now on, and loses all slots. Returns the number of
+    /// requests that were refused.
     pub fn end_grace(&mut self) -> usize {
         self.ctx.ending.end_grace();
-        let refused = self.refuse_all(AcquireErrorKind::ShutDown);
+        let kind = AcquireErrorKind::ShutDown;
+        let ids = self.requests.those(|request| !request.is_refused());
+        // Newest first, so that the times that rates have reserved can be undone.
+        for id in ids.iter().rev() {
+            let request = self.requests.get(*id);
+            if let Some(error) = request.map(|one| one.error(kind, &self.queues, &self.ctx)) {
+                self.refuse_request(*id, error);
+            }
+        }
         self.follow_decisions();
         self.lose_all();
-        refused
+        ids.len()
     }
 
     /// Whether nothing is left to send to the store, or to expect from it, now or later. A store that is down is owed
@@ -525,7 +534,9 @@ impl Core {
         if !self.ctx.ending.is_abrupt() || !self.ctx.shared {
             return;
         }
-        let count = self.queues.iter().map(Queue::unreleased).sum();
+        // What the store may still count once this process is gone.
+        let names = self.queues.iter().flat_map(Queue::names_in_store);
+        let count = names.map(|seq| weight_of(seq) as usize).sum();
         if count > 0 {
             let lease = self.ctx.settings.lease;
             self.ctx.log(LogEvent::Unreleased { count, lease });

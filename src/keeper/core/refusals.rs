@@ -109,19 +109,6 @@ impl Core {
         }
     }
 
-    /// Refuses all requests not yet collected. Returns their number.
-    pub(super) fn refuse_all(&mut self, kind: AcquireErrorKind) -> usize {
-        let ids = self.requests.those(|request| !request.is_refused());
-        // Newest first, so that the times that rates have reserved can be undone.
-        for id in ids.iter().rev() {
-            let request = self.requests.get(*id);
-            if let Some(error) = request.map(|one| one.error(kind, &self.queues, &self.ctx)) {
-                self.refuse_request(*id, error);
-            }
-        }
-        ids.len()
-    }
-
     /// Refuses all requests, not yet collected, with a leg under this limit, which an operator has paused.
     pub(super) fn pause_requests(&mut self, limit: LimitId, until: Instant) {
         let of_limit = |leg: &SlotLeg| self.queues[leg.lease.queue].terms().limit_id == limit;

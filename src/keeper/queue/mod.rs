@@ -295,12 +295,6 @@ impl Queue {
             && !self.releases.repeats()
     }
 
-    /// Number of slots that the store may still count once this process is gone.
-    pub fn unreleased(&self) -> usize {
-        let names = self.names_in_store();
-        names.map(|seq| weight_of(seq) as usize).sum()
-    }
-
     /// Names that the store may know, except names with a release in flight. A name may occur twice.
     pub fn names_in_store(&self) -> impl Iterator<Item = Seq> {
         let entries = self.entries.all().values();

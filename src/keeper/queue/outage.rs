@@ -237,15 +237,11 @@ impl Queue {
         if lost > 0 {
             ctx.effects.push(Effect::LostAdopted);
         }
+        let (limit, key) = (self.terms.limit_id, self.terms.id);
         for (why, count) in [(Adopted::Lost, lost), (Adopted::Fallback, by_fallback)] {
             if count > 0 {
-                ctx.measure(self.terms.limit_id, Measure::Adopted(why, count));
-                ctx.report(
-                    self.terms.limit_id,
-                    Topic::Adopted(why),
-                    self.terms.id,
-                    count,
-                );
+                ctx.measure(limit, Measure::Adopted(why, count));
+                ctx.report(limit, Topic::Adopted(why), key, count);
             }
         }
     }

@@ -180,6 +180,11 @@ impl Queue {
             && up
     }
 
+    /// Whether somebody waits for the slots of this key, or more of them are in use than there are.
+    fn is_contended(&self) -> bool {
+        self.snapshot.waiting() > 0 || self.snapshot.in_use() > self.terms.max()
+    }
+
     /// The reuse that a batch asks for.
     pub(super) fn reuse(&self, ctx: &Context) -> Reuse {
         match self.pool() {
@@ -199,10 +204,7 @@ impl Queue {
         if self.pool().is_none() {
             return;
         }
-        if self.snapshot.waiting() > 0
-            || self.snapshot.in_use() > self.terms.max()
-            || self.pause.is_any()
-        {
+        if self.is_contended() || self.pause.is_any() {
             return self.on_recall(ctx, at.sent);
         }
         let given = reuse == Reuse::Keep && (1..=limit).contains(&self.snapshot.in_use());
@@ -222,10 +224,7 @@ impl Queue {
         let Some(pool) = self.pool() else {
             return;
         };
-        if self.snapshot.waiting() > 0
-            || self.snapshot.in_use() > self.terms.max()
-            || !self.may_keep(ctx)
-        {
+        if self.is_contended() || !self.may_keep(ctx) {
             return self.empty_pool(ctx);
         }
         pool.open_here();
