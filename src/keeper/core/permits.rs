@@ -122,7 +122,7 @@ impl Core {
             place = place.max(queue.take(&mut self.ctx, lease, waited, request.alone)?);
         }
         let mut request = self.requests.remove(id)?;
-        let waker = request.take_waker();
+        let waker = request.waker.take();
         self.ctx.effects.push(waker.map(Effect::Drop));
         for fee in request.fees() {
             let limit = fee.limit_id();
@@ -145,7 +145,8 @@ impl Core {
     /// Whether this task is woken when the request is answered.
     pub fn is_watched_by(&self, id: RequestId, waker: &Waker) -> bool {
         let request = self.requests.get(id);
-        request.is_some_and(|request| request.is_watched_by(waker))
+        let stored = request.and_then(|request| request.waker.as_ref());
+        stored.is_some_and(|stored| stored.will_wake(waker))
     }
 
     /// As [`collect`](Self::collect). If there is no answer yet, this task will be woken for it, in place of any other.
@@ -157,7 +158,7 @@ impl Core {
     ) -> Option<Result<Taken, AcquireError>> {
         let answer = self.collect(id, wants_quotas);
         let unused = match self.requests.get_mut(id) {
-            Some(request) if answer.is_none() => request.watch(waker),
+            Some(request) if answer.is_none() => request.waker.replace(waker),
             _ => Some(waker),
         };
         self.ctx.effects.push(unused.map(Effect::Drop));
@@ -173,7 +174,7 @@ impl Core {
     pub fn cancel(&mut self, id: RequestId) {
         self.let_go(id);
         let request = self.requests.remove(id);
-        let waker = request.and_then(|mut request| request.take_waker());
+        let waker = request.and_then(|request| request.waker);
         self.ctx.effects.push(waker.map(Effect::Drop));
         self.follow_decisions();
     }

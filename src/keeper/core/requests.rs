@@ -10,7 +10,6 @@ use std::{
     mem,
     num::NonZeroU64,
     sync::Arc,
-    task::Waker,
     time::Duration,
 };
 
@@ -61,7 +60,8 @@ pub(super) struct Request {
     asking: Option<Asking>,
     /// Deadline of its wait, while it queues.
     waits_until: Option<Instant>,
-    waker: Option<StoredWaker>,
+    /// The task to wake for its answer.
+    pub waker: Option<StoredWaker>,
 }
 
 /// Most requests have one or two.
@@ -150,21 +150,6 @@ impl Request {
         } else {
             now.saturating_duration_since(self.arrived)
         }
-    }
-
-    /// Whether this task is woken when the request is answered.
-    pub fn is_watched_by(&self, waker: &Waker) -> bool {
-        let stored = self.waker.as_ref();
-        stored.is_some_and(|stored| stored.will_wake(waker))
-    }
-
-    /// Wakes this task in place of any other, which is returned.
-    pub fn watch(&mut self, waker: StoredWaker) -> Option<StoredWaker> {
-        self.waker.replace(waker)
-    }
-
-    pub fn take_waker(&mut self) -> Option<StoredWaker> {
-        self.waker.take()
     }
 }
 

@@ -88,7 +88,7 @@ impl Core {
         self.each_queue(None, |queue, ctx| queue.on_abandoned(ctx));
         self.ctx.end_confirmations(None);
         for request in self.requests.each() {
-            let waker = request.take_waker();
+            let waker = request.waker.take();
             self.ctx.effects.push(waker.map(Effect::Wake));
         }
         self.follow_decisions();

@@ -181,7 +181,7 @@ impl Queue {
         if entry.presence.is_entering() {
             self.set(ctx, seq, State::Leaving);
             if let Some(entry) = self.entries.get_mut(seq) {
-                entry.leave_request();
+                entry.requester = None;
                 entry.forget_ticket();
             }
         } else {
@@ -252,7 +252,7 @@ impl Queue {
         let Some(entry) = entry else {
             return Some(0);
         };
-        entry.leave_request();
+        entry.requester = None;
         if let Some(Holder::Request) = entry.hand_over(Holder::Permit) {
             ctx.record(|history, now| history.taken(&self.terms.ledger, seq, now));
             lease.begin_tenure(ctx.now);

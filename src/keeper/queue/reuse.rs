@@ -38,7 +38,7 @@ impl Queue {
         ctx.measure(self.terms.limit_id, Measure::Held(1.0));
         let entry = self.entries.get_mut(lease.seq())?;
         (entry.turn_began, entry.waits, entry.place) = (ctx.now, waits, 0);
-        entry.ask_for(request);
+        entry.requester = Some(request);
         entry.hand_over(Holder::Reuser);
         Some(lease)
     }
@@ -102,7 +102,7 @@ impl Queue {
         let unused = spare.seq();
         spare.rename(first);
         let request = mem::replace(&mut entry.lease, spare);
-        let (asked, waits, requester) = (entry.turn_began, entry.waits, entry.requester());
+        let (asked, waits, requester) = (entry.turn_began, entry.waits, entry.requester);
         entry.presence.spare();
         self.release(ctx, first, Use::Unused);
         self.forget_first();
@@ -110,9 +110,7 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(seq) {
             (entry.lease, entry.turn_began, entry.waits, entry.place) = (request, asked, waits, 0);
             entry.hand_over(Holder::Reuser);
-            if let Some(requester) = requester {
-                entry.ask_for(requester);
-            }
+            entry.requester = requester;
         }
         self.entries.report(ctx, seq, Decision::Changed);
         true

@@ -55,8 +55,8 @@ pub(in crate::keeper) struct Entry {
     /// Whether its turn has begun.
     begun: bool,
     pub(super) state: State,
-    /// The request that has yet to collect it.
-    request: Option<Requester>,
+    /// The request that has yet to collect it, and how that asks for it.
+    pub requester: Option<Requester>,
 }
 
 #[derive(Debug, Default)]
@@ -231,7 +231,7 @@ impl Entry {
         lease: Arc<Lease>,
         wait: Duration,
         now: Instant,
-        request: Option<Requester>,
+        requester: Option<Requester>,
     ) -> Self {
         Self {
             lease,
@@ -241,9 +241,9 @@ impl Entry {
             rest: None,
             waits: !wait.is_zero(),
             // A request for a single slot begins at once.
-            begun: request.is_some_and(|request| request.alone),
+            begun: requester.is_some_and(|requester| requester.alone),
             state: State::Idle,
-            request,
+            requester,
         }
     }
 
@@ -368,34 +368,19 @@ impl Entry {
         }
     }
 
-    /// Its request, and how that request asks for it.
-    pub fn requester(&self) -> Option<Requester> {
-        self.request
-    }
-
     /// The request that has yet to collect it.
     pub fn request(&self) -> Option<RequestId> {
-        self.request.map(|request| request.id)
+        self.requester.map(|requester| requester.id)
     }
 
     /// Whether its request asks for this slot only.
     pub fn is_alone(&self) -> bool {
-        self.request.is_some_and(|request| request.alone)
+        self.requester.is_some_and(|requester| requester.alone)
     }
 
     /// Whether its limit is in shadow mode for its request.
     pub fn is_shadow(&self) -> bool {
-        self.request.is_some_and(|request| request.shadow)
-    }
-
-    /// Assigns it to a request.
-    pub fn ask_for(&mut self, request: Requester) {
-        self.request = Some(request);
-    }
-
-    /// Its request is cancelled, or has collected it.
-    pub fn leave_request(&mut self) {
-        self.request = None;
+        self.requester.is_some_and(|requester| requester.shadow)
     }
 
     /// Its turn begins: its wait starts now, unless it has begun before.
