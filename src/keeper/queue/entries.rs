@@ -111,8 +111,8 @@ impl Entries {
             return false;
         };
         unindex(entry, &mut self.by_ticket);
-        if !matches!(state, State::Held(_)) && entry.presence.end_doubt() {
-            confirmed(ctx, &mut self.unconfirmed);
+        if !matches!(state, State::Held(_)) {
+            end_doubt(ctx, entry, &mut self.unconfirmed);
         }
         count(ctx, &mut self.held, self.limit, entry, false);
         let was_counted = entry.is_counted();
@@ -133,9 +133,7 @@ impl Entries {
     pub fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.all.get_mut(&seq)?;
         unindex(entry, &mut self.by_ticket);
-        if entry.presence.end_doubt() {
-            confirmed(ctx, &mut self.unconfirmed);
-        }
+        end_doubt(ctx, entry, &mut self.unconfirmed);
         count(ctx, &mut self.held, self.limit, entry, false);
         count_tenant(ctx, self.limit, entry, entry.is_counted(), false);
         self.all.remove(&seq)
@@ -228,10 +226,8 @@ impl Entries {
 
     /// The store has confirmed a holder, or it is given up.
     pub fn end_doubt(&mut self, ctx: &mut Context, seq: Seq) {
-        if let Some(entry) = self.all.get_mut(&seq)
-            && entry.presence.end_doubt()
-        {
-            confirmed(ctx, &mut self.unconfirmed);
+        if let Some(entry) = self.all.get_mut(&seq) {
+            end_doubt(ctx, entry, &mut self.unconfirmed);
         }
     }
 
@@ -241,10 +237,12 @@ impl Entries {
     }
 }
 
-/// One holder less keeps newcomers waiting.
-fn confirmed(ctx: &mut Context, unconfirmed: &mut u32) {
-    *unconfirmed -= 1;
-    ctx.introduced += u64::from(*unconfirmed == 0);
+/// This holder keeps newcomers waiting no longer.
+fn end_doubt(ctx: &mut Context, entry: &mut Entry, unconfirmed: &mut u32) {
+    if entry.presence.end_doubt() {
+        *unconfirmed -= 1;
+        ctx.introduced += u64::from(*unconfirmed == 0);
+    }
 }
 
 /// Removes an entry from the indexes of its state. The queue's timers stay: those of waiters until the next answer, that
