@@ -144,7 +144,7 @@ pub(super) struct Context {
     epoch: Instant,
     pub rng: fastrand::Rng,
     last_seq: Seq,
-    history: History,
+    pub history: History,
     news: StoreNews,
 }
 
@@ -214,7 +214,7 @@ impl Context {
 
     /// The fallback in force of a key in this part. `own`: the key's value, if it differs from the limit's.
     pub fn fallback(&self, limit: LimitId, part: Part, own: Option<LimitValue>) -> FallbackInForce {
-        self.registry.fallback(limit, part, own, self.now)
+        (self.registry.fallbacks).of((limit, self.registry.limit(limit)), part, own, self.now)
     }
 
     /// Whether the fallback of a key in this part refuses requests rather than exceed the key's limit.
@@ -227,12 +227,6 @@ impl Context {
             Fallback::Share => strict.and(Some(Strict::Divides)),
             _ => strict,
         }
-    }
-
-    /// Whether any limit is strict in this part.
-    pub fn has_strict_limits(&self, part: Part) -> bool {
-        let mut ids = self.registry.ids();
-        ids.any(|id| self.strict(id, part, None).is_some())
     }
 
     /// Whether newcomers under strict limits wait because permits return to the store.
@@ -387,10 +381,6 @@ impl Context {
         if let Some(event) = event(&mut self.history, self.now) {
             self.effects.push(Effect::Record(event));
         }
-    }
-
-    pub fn set_history_wanted(&mut self, wanted: bool) {
-        self.history.set_wanted(wanted);
     }
 
     pub fn log(&mut self, event: LogEvent) {

@@ -169,7 +169,7 @@ impl Keeper {
         let mut in_flight = InFlight::new(vec![store.open(part)], self.store_meter.clone());
         let wanted = History::is_wanted();
         let hello = self.with(|core| {
-            core.context_mut().set_history_wanted(wanted);
+            core.context_mut().history.set_wanted(wanted);
             core.hello(part)
         });
         log::sent(&self.namespace, &hello);
@@ -244,7 +244,7 @@ async fn drive(
         let wanted = History::is_wanted();
         let is_logged = log::is_wanted();
         keeper.with_driver(|core, driver| {
-            core.context_mut().set_history_wanted(wanted);
+            core.context_mut().history.set_wanted(wanted);
             let (exchanges, until) = driver.next_step(core, generation)?;
             let timer = until.filter(|_| is_logged);
             Some((exchanges, until, timer.and_then(|at| core.timer_at(at))))

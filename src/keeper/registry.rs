@@ -248,20 +248,9 @@ impl Registry {
         (self.fallbacks).set_availability(part, availability, &self.in_force, now);
     }
 
-    /// The fallback in force of a key in this part. `own`: the key's value, if it differs from the limit's.
-    pub fn fallback(
-        &self,
-        id: LimitId,
-        part: Part,
-        own: Option<LimitValue>,
-        now: Instant,
-    ) -> FallbackInForce {
-        self.fallbacks.of((id, self.limit(id)), part, own, now)
-    }
-
     /// The lowest value that this process enforces by itself in any part: 0 if it refuses, and without a store.
     fn lowest_fallback(&self, id: LimitId, now: Instant) -> u32 {
-        let value = |part| match self.fallback(id, part, None, now) {
+        let value = |part| match self.fallbacks.of((id, self.limit(id)), part, None, now) {
             FallbackInForce::Local(value) => value.max,
             FallbackInForce::Allow => MAX_LIMIT,
             FallbackInForce::Reject => 0,

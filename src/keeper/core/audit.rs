@@ -358,7 +358,7 @@ impl Core {
     }
 
     pub fn pool_of(&self, lease: &Lease) -> Option<Arc<Pool>> {
-        self.queues[lease.queue].pool().cloned()
+        self.queues[lease.queue].kept.pool().cloned()
     }
 
     /// Whether a part of the store is down.

@@ -230,10 +230,11 @@ impl Draft<'_> {
     /// Whether the exchange only asks for the generation of the data.
     fn asks_generation(&self) -> bool {
         let (ctx, link, part) = (&self.core.ctx, self.link(), self.id.part);
+        let is_strict = |id| ctx.strict(id, part, None).is_some();
         let has_newcomers = || {
             let has_any = self.core.queues.count_of(part, WorkKind::Newcomers) > 0
                 || link.unsent.has_any(ctx.introduced);
-            has_any && ctx.has_strict_limits(part)
+            has_any && ctx.registry.ids().any(is_strict)
         };
         let suspected = ctx.returns.suspected(part);
         let is_due = link.should_query(suspected, &ctx.settings, ctx.now, has_newcomers);

@@ -12,7 +12,7 @@ use crate::{
     keeper::demand::Leg,
     key::Key,
     leases::{Leases, QueueId},
-    ledger::{Seq, TenantId},
+    ledger::{Ledger, Seq, TenantId},
     limit::{Limit, LimitId, LimitValue, Mode, Verdict},
     operable::{Cursor, LOOK, LimitLook, QueueLook, RefusalNote, Seen, Which},
     overrides::InForce,
@@ -275,8 +275,9 @@ impl Core {
     /// How far tenants of a key are behind, in us, by the ledger in this process; empty if there is none.
     pub fn behind_us(&self, limit: LimitId, key: &Key, tenants: &[TenantId]) -> Vec<Option<u64>> {
         let queue = self.queues.of_key(limit, key);
-        let queue = queue.and_then(|queue| self.queues.get(queue));
-        queue.map_or_else(Vec::new, |queue| queue.behind_us(tenants))
+        let ledger = queue.and_then(|queue| self.queues[queue].here.get());
+        let behind = |ledger: &Ledger| tenants.iter().map(|one| ledger.behind_us(*one)).collect();
+        ledger.map_or_else(Vec::new, behind)
     }
 
     /// The latest refusals of a limit, oldest first.

@@ -355,13 +355,12 @@ impl Core {
     /// A fee was charged; the rate lets the request continue after `rest_us`.
     fn pay(&mut self, id: RequestId, number: usize, paid: Paid, rest_us: u64) {
         let begins = self.ctx.now + Duration::from_micros(rest_us);
-        let Some(request) = self.requests.get_mut(id) else {
-            return;
-        };
-        let fee = &mut request.fees_mut()[number];
-        (fee.paid, fee.begins) = (paid, begins);
-        let fee = fee.clone();
-        self.accounting.standings.note(&fee, paid, self.ctx.now);
+        let request = self.requests.get_mut(id);
+        if let Some(notes) = request.and_then(|request| request.notes.as_mut()) {
+            let fee = &mut notes.fees[number];
+            (fee.paid, fee.begins) = (paid, begins);
+            self.accounting.standings.note(fee, paid, self.ctx.now);
+        }
     }
 
     /// The rate is not enforced: the request continues.

@@ -282,7 +282,7 @@ impl Core {
         }
         let id = self.queues.find_or_make(&mut self.ctx, limit, key);
         self.change(id, |queue, _| {
-            let pool = queue.pool()?;
+            let pool = queue.kept.pool()?;
             pool.bind();
             Some((id, pool.clone()))
         })

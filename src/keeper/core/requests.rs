@@ -133,10 +133,6 @@ impl Request {
         self.notes.as_ref().map_or(&[], |notes| &notes.fees)
     }
 
-    pub fn fees_mut(&mut self) -> &mut [Fee] {
-        self.notes.as_mut().map_or(&mut [], |notes| &mut notes.fees)
-    }
-
     /// Whether it has pending charges.
     pub fn owes(&self) -> bool {
         self.fees().iter().any(|fee| fee.paid == Paid::Not)

@@ -178,7 +178,7 @@ impl Queue {
 
     /// Idle slots are held, by the pool alone, and are renewed.
     fn audit_pool(&self, at: &str) -> Result<(), String> {
-        let Some(pool) = self.pool() else {
+        let Some(pool) = self.kept.pool() else {
             return Ok(());
         };
         let idle = pool.names();
@@ -252,7 +252,7 @@ impl Queue {
             let entry = self.entries.get(*seq);
             entry.is_some_and(|entry| !entry.lease.is_over(now))
         };
-        let names = self.pool()?.names();
+        let names = self.kept.pool()?.names();
         Some(names.into_iter().filter(lasts).collect())
     }
 }

@@ -65,7 +65,7 @@ impl Queue {
                 let lease = entry.lease.clone();
                 ctx.end_lease(&lease, kind);
                 // Slots enter and leave the pool without the keeper's lock, but not once their lease has ended.
-                if self.pool().is_some_and(|pool| pool.remove(&lease)) {
+                if self.kept.pool().is_some_and(|pool| pool.remove(&lease)) {
                     return self.release(ctx, seq, Use::Idle);
                 }
                 if kind == LostErrorKind::Lost {

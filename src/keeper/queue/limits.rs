@@ -25,7 +25,7 @@ impl Queue {
         if !self.terms.set_own_value(own_value) {
             return;
         }
-        if let Some(pool) = self.pool() {
+        if let Some(pool) = self.kept.pool() {
             pool.follow_own_value(own_value);
         }
         if self.terms.max() > before {

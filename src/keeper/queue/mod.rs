@@ -74,7 +74,7 @@ use super::context::Context;
 use crate::{
     error::AcquireErrorKind,
     key::Key,
-    leases::{Pool, QueueId},
+    leases::QueueId,
     ledger::{Ledger, Seq, Standing, weight_of},
     limit::{Limit, LimitId},
     part::Part,
@@ -255,10 +255,6 @@ impl Queue {
         let whole = self.terms.max_here(ctx);
         (self.pause.in_force(whole, ctx.now), whole)
     }
-
-    pub fn pool(&self) -> Option<&Arc<Pool>> {
-        self.kept.pool()
-    }
 }
 
 /// Remaining work, which determines the queue's listing in the core.
@@ -281,7 +277,7 @@ impl Queue {
     /// Whether it can be dropped: nothing is left to send, and it has neither a pause nor a loss to remember, nor permits nor
     /// requests, except idle slots of a ledger in this process.
     pub fn is_idle(&self, ctx: &Context) -> bool {
-        let has_entries = match self.pool() {
+        let has_entries = match self.kept.pool() {
             Some(pool) if pool.is_bound() => return false,
             Some(pool) if self.here.get().is_some() => self.entries.all().len() != pool.idle(),
             _ => !self.entries.all().is_empty(),

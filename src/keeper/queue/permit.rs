@@ -32,7 +32,7 @@ impl Queue {
         tenant: Option<&Tenant>,
     ) -> Arc<Lease> {
         // The pool is for slots of one unit.
-        let pool = self.pool().cloned().filter(|_| weight == 1);
+        let pool = self.kept.pool().cloned().filter(|_| weight == 1);
         let lease = ctx.new_lease(self.terms.id, weight, pool, request.shadow);
         let mut entry = Entry::new(lease.clone(), wait, ctx.now, Some(request));
         if self.terms.limit().is_fair() {

@@ -34,7 +34,7 @@ impl Queue {
         waits: bool,
         request: Requester,
     ) -> Option<Arc<Lease>> {
-        let lease = self.pool()?.take(ctx.now)?;
+        let lease = self.kept.pool()?.take(ctx.now)?;
         ctx.measure(self.terms.limit_id, Measure::Held(1.0));
         let entry = self.entries.get_mut(lease.seq())?;
         (entry.turn_began, entry.waits, entry.place) = (ctx.now, waits, 0);
@@ -45,7 +45,7 @@ impl Queue {
 
     /// Keeps the slot of a dropped permit, if allowed: for the first request on its way to the store, or in the pool.
     pub fn keep_released(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
-        if self.pool().is_none() {
+        if self.kept.pool().is_none() {
             return false;
         }
         let may = |entry: &Entry| {
@@ -69,7 +69,7 @@ impl Queue {
     /// Keeps an unused slot, if this process has the right to.
     fn keep(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
         let first = self.first_asking();
-        let Some(pool) = self.pool() else {
+        let Some(pool) = self.kept.pool() else {
             return false;
         };
         if let Some(first) = first {
@@ -87,7 +87,7 @@ impl Queue {
     /// overtake. The pending ask continues for the pool, or the pool would never grow to the required size.
     fn hand_on(&mut self, ctx: &mut Context, lease: &Arc<Lease>, first: Seq) -> bool {
         let (seq, now) = (lease.seq(), ctx.now);
-        let pool = self.pool().cloned();
+        let pool = self.kept.pool().cloned();
         let Some(entry) = self.entries.get_mut(first).filter(|_| !lease.is_over(now)) else {
             return false;
         };
@@ -185,7 +185,7 @@ impl Queue {
 
     /// The reuse that a batch asks for.
     pub(super) fn reuse(&self, ctx: &Context) -> Reuse {
-        match self.pool() {
+        match self.kept.pool() {
             Some(pool) if self.may_keep(ctx) && pool.wants_right(ctx.now) => Reuse::Keep,
             Some(_) => Reuse::Others,
             None => Reuse::Never,
@@ -199,7 +199,7 @@ impl Queue {
         (reuse, limit): (Reuse, u32),
         at: StoreMoment,
     ) {
-        if self.pool().is_none() {
+        if self.kept.pool().is_none() {
             return;
         }
         if self.is_contended() || self.pause.is_any() {
@@ -219,7 +219,7 @@ impl Queue {
         if !self.here.take_change() || ctx.shared {
             return;
         }
-        let Some(pool) = self.pool() else {
+        let Some(pool) = self.kept.pool() else {
             return;
         };
         if self.is_contended() || !self.may_keep(ctx) {
@@ -246,7 +246,7 @@ impl Queue {
     /// would refuse the requests or make them wait. All can be released at once: no request is sent while a slot is being
     /// adopted. Returns whether there were enough.
     pub fn make_room(&mut self, ctx: &mut Context, units: usize) -> bool {
-        if self.pool().is_none() {
+        if self.kept.pool().is_none() {
             return false;
         }
         let idle = self.kept.withdraw(units, ctx.now);

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{context::Context, effects::Effect},
-    ledger::{Ledger, MemberId, Operation, Seq, TenantId, weight_of},
+    ledger::{MemberId, Operation, Seq, weight_of},
     limit::{MAX_WAIT, Mode},
     operable::{EntryLook, PauseLook, QueueLook, Seen, Which},
     permit_id::PermitId,
@@ -179,11 +179,5 @@ impl Queue {
             }
         }
         None
-    }
-
-    /// How far tenants are behind, by the ledger in this process.
-    pub fn behind_us(&self, tenants: &[TenantId]) -> Vec<Option<u64>> {
-        let behind = |ledger: &Ledger| tenants.iter().map(|one| ledger.behind_us(*one)).collect();
-        self.here.get().map_or_else(Vec::new, behind)
     }
 }
