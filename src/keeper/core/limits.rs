@@ -93,11 +93,7 @@ impl Core {
     /// Puts the limits as last updated into force, with the present overrides.
     fn follow_limits(&mut self) {
         self.ctx.registry.follow(self.ctx.now);
-        self.each_queue(None, |queue, ctx| {
-            let limit = ctx.registry.limit(queue.terms().limit_id).clone();
-            let steered = ctx.registry.overrides().for_key(&limit, &queue.terms().key);
-            queue.change_limit(ctx, limit, steered);
-        });
+        self.each_queue(None, |queue, ctx| queue.follow_limit(ctx));
         for id in self.ctx.registry.ids() {
             if self.ctx.registry.limit(id).current_mode() != Mode::Enforce {
                 self.release_sleepers(id);

@@ -17,7 +17,10 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use crate::{
-    keeper::{context::Context, queue::Queue},
+    keeper::{
+        context::Context,
+        queue::{KeyTerms, Queue},
+    },
     key::Key,
     leases::QueueId,
     limit::LimitId,
@@ -137,10 +140,10 @@ impl Queues {
             Arc::default()
         };
         let part = ctx.settings.part_of(key, rules.name());
-        let mut queue = Queue::new(id, (limit, key.clone()), (part, ledger), rules, ctx);
+        let terms = KeyTerms::new(id, (limit, key.clone()), (part, ledger), rules);
+        let mut queue = Queue::new(terms, ctx);
         if !ctx.registry.overrides().is_empty() {
-            let steered = ctx.registry.overrides().for_key(queue.terms().limit(), key);
-            queue.change_limit(ctx, queue.terms().limit().clone(), steered);
+            queue.follow_limit(ctx);
         }
         queue.start(ctx);
         self.by_key[limit.0].insert(key.clone(), id);

@@ -1,7 +1,5 @@
 //! Changes of a queue's limit, and their effect on waiting requests.
 
-use std::sync::Arc;
-
 use tokio::time::Instant;
 
 use super::{Queue, entries::entry::Entry, pace::Cut};
@@ -13,8 +11,7 @@ use crate::{
         effects::LogEvent,
     },
     ledger::{Operation, PaceState, Pacing, Seq},
-    limit::{Limit, LimitValue, Mode, Verdict},
-    overrides::Steered,
+    limit::{LimitValue, Mode, Verdict},
     telemetry::Measure,
 };
 
@@ -36,8 +33,10 @@ impl Queue {
         }
     }
 
-    /// Adopts values of the limit, and operators' override for this key.
-    pub fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>, steered: Steered) {
+    /// Adopts the values of the limit in force, and operators' override for this key.
+    pub fn follow_limit(&mut self, ctx: &mut Context) {
+        let limit = ctx.registry.limit(self.terms.limit_id).clone();
+        let steered = ctx.registry.overrides().for_key(&limit, &self.terms.key);
         if !self.terms.change(limit, steered) {
             return;
         }

@@ -68,16 +68,11 @@ mod terms;
 mod timers;
 mod views;
 
-use std::sync::Arc;
-
 use super::context::Context;
 use crate::{
     error::AcquireErrorKind,
-    key::Key,
     leases::QueueId,
     ledger::{Ledger, Seq, Standing, weight_of},
-    limit::{Limit, LimitId},
-    part::Part,
     sync::Inquiry,
 };
 
@@ -85,6 +80,7 @@ pub(super) use self::{
     entries::entry::{Entry, LegState, Requester, Use},
     outbox::Newcomer,
     releases::Release,
+    terms::KeyTerms,
 };
 use self::{
     entries::{Entries, entry::Holder},
@@ -96,7 +92,6 @@ use self::{
     releases::Releases,
     renewals::Renewals,
     snapshot::Snapshot,
-    terms::KeyTerms,
 };
 
 /// Leases after which a release is no longer repeated. A waiter that outlives even this is released when it is promoted
@@ -186,16 +181,10 @@ impl PendingBatch {
 }
 
 impl Queue {
-    pub fn new(
-        id: QueueId,
-        (limit_id, key): (LimitId, Key),
-        at: (Part, Arc<str>),
-        limit: Arc<Limit>,
-        ctx: &Context,
-    ) -> Self {
+    pub fn new(terms: KeyTerms, ctx: &Context) -> Self {
         Self {
-            terms: KeyTerms::new(id, (limit_id, key), at, limit),
-            entries: Entries::new(limit_id),
+            entries: Entries::new(terms.limit_id),
+            terms,
             polls: Polls::default(),
             outbox: Outbox::default(),
             releases: Releases::default(),
