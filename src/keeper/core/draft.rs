@@ -402,7 +402,7 @@ impl Draft<'_> {
         let (drafted, pending) = (&mut self.batches.drafted, &self.batches.pending);
         let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
         let claimed = claims.map(|ask| ask.batch);
-        let lost = (0..pending.len()).filter(|batch| pending[*batch].has_tickets());
+        let lost = (0..pending.len()).filter(|batch| !pending[*batch].tickets.is_empty());
         let touched: BTreeSet<usize> = claimed.chain(lost).collect();
         for batch in touched {
             for Ask { seq, wait, payer } in mem::take(&mut drafted[batch].acquire) {
@@ -414,7 +414,7 @@ impl Draft<'_> {
                         want,
                         payer,
                     }],
-                    ticket: pending[batch].ticket_of(seq),
+                    ticket: pending[batch].tickets.get(&seq).copied(),
                     ..Claim::default()
                 };
                 let queue = &self.core.queues[pending[batch].queue];

@@ -73,11 +73,6 @@ impl LocalClaim {
         self.queues.clear();
     }
 
-    fn add_charge(&mut self, fee: &Fee, charge: Charge) {
-        self.claim.charges.push(charge);
-        self.rates.push((fee.limit_id(), fee.key.clone()));
-    }
-
     fn ask(&mut self, SlotLeg { lease, wait, .. }: &SlotLeg, queue: &mut Queue, ctx: &mut Context) {
         let (batch, seq) = (self.queues.len(), lease.seq());
         self.queues.push(lease.queue);
@@ -279,7 +274,8 @@ impl Core {
                     let cost = fee.charge.cost.min(rate.most_charged());
                     let mut charge = fee.charge_at(self.ctx.now);
                     (charge.rate, charge.cost) = (rate, cost);
-                    self.local.add_charge(&fee, charge);
+                    self.local.claim.charges.push(charge);
+                    self.local.rates.push((fee.limit_id(), fee.key));
                 }
                 Ok(None) => self.local.waived.push((number, None)),
                 Err(kind) if is_enforced(&self.ctx, &fee) => {

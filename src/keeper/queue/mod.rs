@@ -68,6 +68,8 @@ mod terms;
 mod timers;
 mod views;
 
+use std::collections::BTreeMap;
+
 use super::context::Context;
 use crate::{
     error::AcquireErrorKind,
@@ -139,7 +141,7 @@ pub(super) struct PendingBatch {
     releases: Vec<Release>,
     inquiries: Vec<Inquiry>,
     /// Newcomers that have lost their place, with its ticket.
-    tickets: Vec<(Seq, i64)>,
+    pub tickets: BTreeMap<Seq, i64>,
     /// The units that the store held when it was sent, or 0 during an introduction. Those that its answer grants to claims
     /// are added.
     held: u32,
@@ -166,17 +168,6 @@ impl PendingBatch {
             Standing::Waiting { .. } => self.queued += 1,
             _ => {}
         }
-    }
-
-    /// Whether any newcomer has lost its place.
-    pub fn has_tickets(&self) -> bool {
-        !self.tickets.is_empty()
-    }
-
-    /// The ticket of the place that a newcomer has lost.
-    pub fn ticket_of(&self, seq: Seq) -> Option<i64> {
-        let mut tickets = self.tickets.iter();
-        tickets.find_map(|&(other, ticket)| (other == seq).then_some(ticket))
     }
 }
 
