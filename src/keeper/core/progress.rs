@@ -72,22 +72,17 @@ impl Request {
     pub fn progress(&self, queues: &Queues, now: Instant) -> Progress {
         let mut is_complete = true;
         for leg in &self.legs {
-            let Some(state) = leg.state(queues, now) else {
-                continue;
-            };
-            match state {
-                LegState::Held { over, busy } if !is_complete || over => {
-                    // First the exchange that may enter the leg into the store again has to be answered.
-                    return if busy {
-                        Progress::Waits(self.wait_in_queue(queues, now))
-                    } else {
-                        Progress::Stray(leg.lease.clone())
-                    };
+            match leg.state(queues, now) {
+                None => {}
+                Some(LegState::Held { over: false, .. }) if is_complete => {}
+                Some(LegState::Held { busy: false, .. }) => {
+                    return Progress::Stray(leg.lease.clone());
                 }
-                LegState::Held { .. } => {}
-                LegState::Idle => is_complete = false,
-                LegState::Waiting(_) | LegState::Asked => {
-                    return Progress::Waits(self.wait_in_queue(queues, now));
+                Some(LegState::Idle) => is_complete = false,
+                // An exchange that may enter a stray leg into the store again has to be answered first.
+                Some(LegState::Held { .. } | LegState::Waiting(_) | LegState::Asked) => {
+                    let waiting = self.waiting_leg(queues, now);
+                    return Progress::Waits(waiting.map(|(leg, since)| leg.ends(since)));
                 }
             }
         }
@@ -96,12 +91,6 @@ impl Request {
         } else {
             Progress::Turn
         }
-    }
-
-    /// Deadline of the wait in the current queue.
-    fn wait_in_queue(&self, queues: &Queues, now: Instant) -> Option<Instant> {
-        let waiting = self.waiting_leg(queues, now);
-        waiting.map(|(leg, since)| leg.ends(since))
     }
 
     /// The leg that waits in a queue, and since when.

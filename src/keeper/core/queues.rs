@@ -197,11 +197,8 @@ impl Queues {
         }
         let member = &mut self.members[id.index()];
         let idle = member.kind.is_none() && member.queue.is_idle(ctx);
-        let due = if idle {
-            None
-        } else {
-            member.queue.next_due().map(|(at, _)| at)
-        };
+        let due = if idle { None } else { member.queue.next_due() };
+        let due = due.map(|(at, _)| at);
         if due != member.due {
             if let Some(old) = member.due {
                 self.due.remove(&(old, id));
