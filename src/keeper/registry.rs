@@ -83,17 +83,15 @@ impl Registry {
         let Some(id) = self.id_of(limit.name()) else {
             return Ok(None);
         };
-        let Registered {
-            declared, updated, ..
-        } = &self.known[id.0];
+        let known = &self.known[id.0];
         if limit.is_registered_at(self.replica)
-            || updated.agrees_with(limit)
-            || declared.agrees_with(limit)
+            || known.updated.agrees_with(limit)
+            || known.declared.agrees_with(limit)
         {
             return Ok(Some(id));
         }
         let name = limit.name();
-        let difference = updated.difference(limit);
+        let difference = known.updated.difference(limit);
         let message =
             format!("two limits are named `{name}` and have different values: {difference}");
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))

@@ -296,10 +296,9 @@ impl Core {
     fn unlist(&mut self, id: RequestId) {
         let links = self.links.iter_mut();
         links.for_each(|link| link.unsent.forget(id));
-        let Some(request) = self.requests.get(id) else {
-            return;
-        };
-        let (Some(since), legs) = (request.asks_since(), request.legs.clone()) else {
+        let request = self.requests.get(id);
+        let asks = request.and_then(|one| Some((one.asks_since()?, one.legs.clone())));
+        let Some((since, legs)) = asks else {
             return;
         };
         for SlotLeg { lease, .. } in legs {

@@ -464,17 +464,13 @@ impl Core {
             let queue = self.queues.without_listing(pending.queue);
             queue.entry_unanswered(&mut self.ctx, ask.seq, 0, availability);
         }
-        match sent.asker {
-            Asker::Account(id) => {
-                let outcome = ReportOutcome::Refused;
-                (self.accounting).on_report(id, outcome, &mut self.ctx, &mut self.links)
-            }
-            _ if is_rate && availability == Availability::Refused => {
-                if let Some(id) = sent.request {
-                    self.refuse_unpaid(id);
-                }
-            }
-            _ => {}
+        if let Asker::Account(id) = sent.asker {
+            (self.accounting).on_report(id, ReportOutcome::Refused, &mut self.ctx, &mut self.links);
+        } else if let Some(id) = sent.request
+            && is_rate
+            && availability == Availability::Refused
+        {
+            self.refuse_unpaid(id);
         }
         (error.is_outage() && !is_lost).then_some(error)
     }

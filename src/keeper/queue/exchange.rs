@@ -259,14 +259,12 @@ impl Queue {
     }
 
     fn listed(&mut self, ctx: &Context, batch: &Batch, listed: Option<Vec<Seq>>, in_use: u32) {
-        match listed {
-            Some(names) => self.release_ghosts(ctx, names),
+        if let Some(names) = listed {
+            self.release_ghosts(ctx, names);
+        } else if batch.asks_holders && in_use <= SWEEP_BUDGET {
             // Others took the time that an exchange has for such work.
-            None if batch.asks_holders && in_use <= SWEEP_BUDGET => {
-                self.outbox.ask_for_holders();
-                self.outbox.want(true);
-            }
-            None => {}
+            self.outbox.ask_for_holders();
+            self.outbox.want(true);
         }
     }
 
@@ -494,33 +492,28 @@ impl Queue {
 impl Queue {
     /// Another replica's exchange has promoted a waiter.
     pub fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
-        let seen = match self.entries.get(seq).map(Entry::state) {
+        let (seen_us, sent) = match self.entries.get(seq).map(Entry::state) {
             Some(State::Waiting(Line::InStore { ticket, seen, .. })) => {
-                if self.terms.limit().is_fair() {
-                    Some(*seen)
+                let seen = if self.terms.limit().is_fair() {
+                    *seen
                 } else {
-                    Some(self.snapshot.seen_waiting(*ticket, *seen))
-                }
+                    self.snapshot.seen_waiting(*ticket, *seen)
+                };
+                (seen.store_us, seen.sent)
             }
-            Some(State::Sent { at, .. }) => Some(StoreMoment {
-                store_us: 0,
-                sent: *at,
-            }),
+            Some(State::Sent { at, .. }) => (0, *at),
             Some(State::Held(_) | State::Checking { .. }) => return,
-            _ => None,
+            // It waits there no longer: its slot is released, whenever its lease ends.
+            _ => (0, ctx.now),
         };
-        let counted_from = |sent| StoreMoment {
+        if wake.granted_us < seen_us {
+            // The grant is older than the last answer, so the store is asked.
+            return self.ask_about(seq);
+        }
+        let counted = StoreMoment {
             store_us: wake.granted_us,
             sent,
         };
-        match seen {
-            Some(seen) if wake.granted_us >= seen.store_us => {
-                self.held_until(ctx, seq, counted_from(seen.sent), wake.until_ms);
-            }
-            // The grant is older than the last answer, so the store is asked.
-            Some(_) => self.ask_about(seq),
-            // It waits there no longer: its slot is released, whenever its lease ends.
-            None => self.held_until(ctx, seq, counted_from(ctx.now), wake.until_ms),
-        }
+        self.held_until(ctx, seq, counted, wake.until_ms);
     }
 }

@@ -28,11 +28,10 @@ impl Queue {
             return;
         };
         let entering = entry.presence.is_entering();
-        match entry.holder() {
-            // Nothing to do: the permit is gone, or its request still awaits an answer.
-            None => return,
-            Some(Holder::Request | Holder::Reuser) if entering => return,
-            Some(_) => {}
+        let awaits_answer = |holder| entering && holder != Holder::Permit;
+        // Nothing to do: the permit is gone, or its request still awaits an answer.
+        if entry.holder().is_none_or(awaits_answer) {
+            return;
         }
         if let Some(time) = self.pays_every(ctx) {
             let report = self.take_report(ctx, seq);

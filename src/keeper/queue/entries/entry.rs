@@ -353,10 +353,7 @@ impl Entry {
 
     /// Whether it still asks for a slot.
     pub fn is_undecided(&self) -> bool {
-        match self.state {
-            State::Idle | State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => true,
-            State::Held(_) | State::Leaving => false,
-        }
+        !matches!(self.state, State::Held(_) | State::Leaving)
     }
 
     /// Whether it is on its way to the store. A request for several slots is sent by the core, which marks it then.
@@ -406,21 +403,12 @@ impl Entry {
     /// Whether it waits, and since when, or since when it is held. `None`: neither, such as an idle slot in the pool,
     /// or a leg whose turn has not come.
     pub fn waits_since(&self) -> Option<(bool, Instant)> {
-        match self.state {
-            State::Held(hold) => {
-                let tenure = self.lease.tenure_since();
-                let since = match hold.holder {
-                    Holder::Request | Holder::Reuser => tenure.or(Some(hold.since)),
-                    Holder::Permit => tenure,
-                };
-                since.map(|since| (false, since))
-            }
-            State::Sent { .. } | State::Waiting(_) | State::Checking { .. } => {
-                Some((true, self.turn_began))
-            }
-            State::Idle => self.is_alone().then_some((true, self.turn_began)),
-            State::Leaving => None,
-        }
+        let Some(hold) = self.held() else {
+            return self.is_counted().then_some((true, self.turn_began));
+        };
+        let granted = (hold.holder != Holder::Permit).then_some(hold.since);
+        let since = self.lease.tenure_since().or(granted)?;
+        Some((false, since))
     }
 }
 
