@@ -3,11 +3,9 @@
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
-use tower_turnstile::operate::KeyDigest;
+use tower_turnstile::{AcquireErrorKind, operate::KeyDigest};
 
-use crate::{
-    BudgetRow, LimitRow, PaceRow, PauseRow, PermitRow, RefusalRow, TenantRow, reason_code::Reason,
-};
+use crate::{BudgetRow, LimitRow, PaceRow, PauseRow, PermitRow, RefusalRow, TenantRow};
 
 /// The answers of all replicas to one question.
 ///
@@ -135,17 +133,16 @@ impl Verdict {
     ///
     /// [Metrics and logs](https://docs.rs/tower-turnstile/latest/tower_turnstile/guide/metrics/index.html#reason-codes) has a table of all codes.
     pub fn as_str(self) -> &'static str {
-        let reason = match self {
-            Self::Paused => Reason::Paused,
-            Self::Recovering => Reason::Recovering,
-            Self::Admitted => Reason::Admitted,
-            Self::Delayed(_) => Reason::Delayed,
-            Self::TooSoon(_) => Reason::TooSoon,
-            Self::Queued(_) => Reason::Queued,
-            Self::Full => Reason::Full,
-            Self::QueueFull => Reason::QueueFull,
-        };
-        reason.code()
+        match self {
+            Self::Paused => AcquireErrorKind::Paused.as_str(),
+            Self::Recovering => "recovering",
+            Self::Admitted => "admitted",
+            Self::Delayed(_) => "delayed",
+            Self::TooSoon(_) => AcquireErrorKind::TooSoon.as_str(),
+            Self::Queued(_) => "queued",
+            Self::Full => AcquireErrorKind::Full.as_str(),
+            Self::QueueFull => AcquireErrorKind::QueueFull.as_str(),
+        }
     }
 
     /// Returns the place at which the request would queue.

@@ -9,14 +9,14 @@
 use std::net::IpAddr;
 
 use http::{
-    HeaderName, StatusCode, Uri,
+    HeaderName, Uri,
     header::{CONTENT_TYPE, HOST, ORIGIN},
     request::Parts,
     uri::{Authority, Scheme},
 };
 
-use super::problem::Problem;
-use crate::{OperateError, reason_code::Reason};
+use super::problem::{ApiFault, Problem};
+use crate::OperateError;
 
 /// Header required on all requests except reads. Its value does not matter.
 const MARK: HeaderName = HeaderName::from_static("x-turnstile");
@@ -83,11 +83,9 @@ impl Origins {
     pub(super) fn check(&self, head: &Parts) -> Result<(), Problem> {
         let host = host(head)?;
         if !self.knows_host(&host) {
-            return Err(Problem::new(
-                StatusCode::MISDIRECTED_REQUEST,
-                Reason::WrongHost,
-                format!("`{host}` is not a host of this page: the application names its origin"),
-            ));
+            let detail =
+                format!("`{host}` is not a host of this page: the application names its origin");
+            return Err(Problem::of(ApiFault::WrongHost, detail));
         }
         let site = one(head, &FETCH_SITE)?;
         if site.is_some_and(|site| !matches!(site, "same-origin" | "none")) {
@@ -104,14 +102,13 @@ impl Origins {
         self.check(head)?;
         if !head.headers.contains_key(MARK) {
             let detail = format!("the header `{MARK}` is missing, with any value");
-            return Err(Problem::forbidden(Reason::NoHeader, detail));
+            return Err(Problem::of(ApiFault::NoHeader, detail));
         }
         let media_type = one(head, &CONTENT_TYPE)?.unwrap_or_default();
         let media_type = media_type.split(';').next().unwrap_or_default().trim();
         if !media_type.eq_ignore_ascii_case("application/json") {
             let detail = "the content type must be application/json";
-            let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-            return Err(Problem::new(status, Reason::ContentType, detail));
+            return Err(Problem::of(ApiFault::ContentType, detail));
         }
         Ok(())
     }
@@ -172,7 +169,7 @@ fn one<'a>(head: &'a Parts, name: &HeaderName) -> Result<Option<&'a str>, Proble
 }
 
 fn cross_site() -> Problem {
-    Problem::forbidden(Reason::CrossSite, "the request comes from another site")
+    Problem::of(ApiFault::CrossSite, "the request comes from another site")
 }
 
 #[cfg(test)]

@@ -6,14 +6,30 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::json::to_json;
-use crate::{OperateError, OperateErrorKind, reason_code::Reason};
+use crate::{OperateError, OperateErrorKind, reason_code::kinds};
+
+kinds! {
+    /// Why a request is not one of the page's API, or is not accepted.
+    pub(super) enum ApiFault {
+        Malformed = "malformed",
+        TooLarge = "too_large",
+        ContentType = "content_type",
+        Method = "method",
+        NoSuchPath = "no_such_path",
+        ReadOnly = "read_only",
+        NoAuthor = "no_author",
+        NoHeader = "no_header",
+        CrossSite = "cross_site",
+        WrongHost = "wrong_host",
+    }
+}
 
 /// Why a request is not answered as it asks.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     status: StatusCode,
     /// For programs.
-    kind: Reason,
+    kind: &'static str,
     /// For people.
     detail: String,
     /// Methods that the path takes.
@@ -21,44 +37,28 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(status: StatusCode, kind: Reason, detail: impl Into<String>) -> Self {
+    pub(super) fn of(fault: ApiFault, detail: impl Into<String>) -> Self {
         Self {
-            status,
-            kind,
+            status: fault.status(),
+            kind: fault.as_str(),
             detail: detail.into(),
             allow: None,
         }
     }
 
     pub(super) fn malformed(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, Reason::Malformed, detail)
-    }
-
-    pub(super) fn too_large(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, Reason::TooLarge, detail)
-    }
-
-    pub(super) fn forbidden(kind: Reason, detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::FORBIDDEN, kind, detail)
+        Self::of(ApiFault::Malformed, detail)
     }
 
     pub(super) fn busy(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, Reason::Busy, detail)
-    }
-
-    pub(super) fn not_found() -> Self {
-        Self::new(
-            StatusCode::NOT_FOUND,
-            Reason::NoSuchPath,
-            "there is nothing at this path",
-        )
+        OperateError::new(OperateErrorKind::Busy, detail).into()
     }
 
     /// A path that takes these methods only.
-    pub(super) fn method(kind: Reason, allow: &'static str, detail: impl Into<String>) -> Self {
+    pub(super) fn method(fault: ApiFault, allow: &'static str, detail: impl Into<String>) -> Self {
         Self {
             allow: Some(allow),
-            ..Self::new(StatusCode::METHOD_NOT_ALLOWED, kind, detail)
+            ..Self::of(fault, detail)
         }
     }
 }
@@ -69,7 +69,7 @@ impl IntoResponse for Problem {
             "type": "about:blank",
             "title": self.status.canonical_reason().unwrap_or_default(),
             "status": self.status.as_u16(),
-            "kind": self.kind.code(),
+            "kind": self.kind,
             "detail": self.detail,
         });
         let mut response = (self.status, to_json(&details)).into_response();
@@ -105,7 +105,26 @@ impl From<&OperateError> for Cause {
 impl From<OperateError> for Problem {
     fn from(error: OperateError) -> Self {
         let kind = error.kind();
-        Self::new(status_of(kind), kind.reason(), error.to_string())
+        Self {
+            status: status_of(kind),
+            kind: kind.as_str(),
+            detail: error.to_string(),
+            allow: None,
+        }
+    }
+}
+
+impl ApiFault {
+    fn status(self) -> StatusCode {
+        match self {
+            Self::Malformed => StatusCode::BAD_REQUEST,
+            Self::ReadOnly | Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::NoAuthor | Self::NoHeader | Self::CrossSite => StatusCode::FORBIDDEN,
+            Self::NoSuchPath => StatusCode::NOT_FOUND,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::ContentType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::WrongHost => StatusCode::MISDIRECTED_REQUEST,
+        }
     }
 }
 
@@ -133,7 +152,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_problem_has_the_code_of_its_error() {
-        for kind in OperateErrorKind::EACH {
+        for kind in OperateErrorKind::ALL.iter().copied() {
             let error = OperateError::new(kind, "why");
             let cause = serde_json::to_value(Cause::from(&error)).unwrap();
             let body = Problem::from(error).into_response().into_body();
@@ -144,6 +163,15 @@ mod tests {
                 (&cause["kind"], &cause["detail"])
             );
             assert_eq!(problem["kind"], kind.as_str());
+        }
+    }
+
+    #[test]
+    fn the_table_of_codes_in_the_guide_has_those_of_the_api() {
+        let page = include_str!("../../../src/guide/metrics.md");
+        for fault in ApiFault::ALL {
+            let code = format!("| `{}` |", fault.as_str());
+            assert!(page.contains(&code), "{code}");
         }
     }
 }

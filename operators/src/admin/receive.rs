@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::time::timeout;
 
-use super::problem::Problem;
+use super::problem::{ApiFault, Problem};
 use crate::Order;
 
 /// Maximum size of a request body, in bytes. A change has a limit's name, a reason, and tokens.
@@ -41,7 +41,8 @@ pub(super) async fn receive<T: DeserializeOwned>(body: Body) -> Result<T, Proble
     let body = body.map_err(|_| Problem::malformed("the body did not come in time"))?;
     let body = body.map_err(|error| {
         if error.is::<LengthLimitError>() {
-            Problem::too_large(format!("a body has at most {MAX_BODY} bytes"))
+            let detail = format!("a body has at most {MAX_BODY} bytes");
+            Problem::of(ApiFault::TooLarge, detail)
         } else {
             Problem::malformed("the body has ended early")
         }

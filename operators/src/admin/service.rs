@@ -34,11 +34,11 @@ use super::{
     guard::Origins,
     json::to_json,
     page,
-    problem::Problem,
+    problem::{ApiFault, Problem},
     receive::{Change, DigestOf, receive},
     views::{Subject, Views},
 };
-use crate::{By, KeyDigest, Operator, Outcome, Target, TenantDigest, reason_code::Reason};
+use crate::{By, KeyDigest, Operator, Outcome, Target, TenantDigest};
 
 /// A page for operators and its JSON API, as a tower service. Cheap to clone; clones share everything.
 ///
@@ -82,7 +82,7 @@ impl Admin {
             .route("/api/explain", only(READS, get(explain)))
             .route("/api/changes", only(changes, get(log).post(change)))
             .route("/api/digest", only("POST", post(digest)))
-            .fallback(async || Problem::not_found())
+            .fallback(async || Problem::of(ApiFault::NoSuchPath, "there is nothing at this path"))
             .layer(map_response(hardened))
             .with_state(Arc::clone(&shared));
         Self { shared, router }
@@ -155,12 +155,12 @@ async fn log(State(shared): State<Arc<Shared>>, head: Parts) -> Answer {
 async fn change(State(shared): State<Arc<Shared>>, head: Parts, body: Body) -> Answer {
     let Some(author) = &shared.authors else {
         let detail = "this page is read-only";
-        return Err(Problem::method(Reason::ReadOnly, READS, detail));
+        return Err(Problem::method(ApiFault::ReadOnly, READS, detail));
     };
     shared.origins.check_post(&head)?;
     let author = author(&head).ok_or_else(|| {
         let detail = "the application names no author for this request";
-        Problem::forbidden(Reason::NoAuthor, detail)
+        Problem::of(ApiFault::NoAuthor, detail)
     })?;
     let Change { order, reason } = receive(body).await?;
     let by = By::new(author, reason)?;
@@ -234,7 +234,7 @@ fn subject(query: &str) -> Result<(Subject, usize), Problem> {
 /// Refuses all other methods.
 fn only(allow: &'static str, routes: MethodRouter<Arc<Shared>>) -> MethodRouter<Arc<Shared>> {
     let detail = format!("this path takes {allow}");
-    let refuse = async move || Problem::method(Reason::Method, allow, detail);
+    let refuse = async move || Problem::method(ApiFault::Method, allow, detail);
     routes.fallback(refuse)
 }
 
