@@ -64,6 +64,7 @@
 // | `confirm` | which replicas have applied a change |
 // | `doctor` | diagnoses a store and its replicas |
 // | `error`, `reason_code` | errors, and the codes of reasons |
+// | `ascii` | JSON that is safe for a terminal |
 // | `admin` | the page and its API |
 // | `hostile` | all these readers, given arbitrary bytes |
 //
@@ -75,6 +76,8 @@
 #[cfg(feature = "admin")]
 pub mod admin;
 mod answer;
+#[doc(hidden)]
+pub mod ascii;
 mod ask;
 #[doc(hidden)]
 pub mod beside;

@@ -1,28 +1,14 @@
-//! JSON in ASCII, so that a terminal obeys nothing in it.
-
-use std::fmt::Write;
+//! JSON of the page's API.
 
 use bytes::Bytes;
 use serde::Serialize;
 
-/// Serializes one of our own values, whose keys are texts.
-///
-/// Escapes everything except printable ASCII: control characters, direction marks, and also all other scripts. All of
-/// them are inside of strings.
+use crate::ascii::in_ascii;
+
+/// Serializes one of our own values, whose keys are texts, in ASCII.
 pub(super) fn to_json(value: &impl Serialize) -> Bytes {
     let json = serde_json::to_string(value).expect("texts, numbers and lists of them");
-    let mut ascii = String::with_capacity(json.len());
-    for character in json.chars() {
-        if matches!(character, ' '..='~') {
-            ascii.push(character);
-            continue;
-        }
-        for unit in character.encode_utf16(&mut [0; 2]) {
-            // Writing to a `String` cannot fail.
-            let _ = write!(ascii, "\\u{unit:04x}");
-        }
-    }
-    ascii.into()
+    in_ascii(&json).into()
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@
 // | `receive` | bodies of requests, up to a size |
 // | `views`, `view` | answers of replicas, shared by all open pages |
 // | `answer` | the answers for each path |
-// | `problem`, `json` | errors as problem details; JSON that is safe for a terminal |
+// | `problem`, `json` | errors as problem details; JSON |
 // | `page` | the page: one HTML document with its style and script |
 
 mod answer;

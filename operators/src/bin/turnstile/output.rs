@@ -8,7 +8,9 @@ use std::{
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use tower_turnstile_operate::{Answers, Explanation, PermitRow, PermitState, TenantRow, Verdict};
+use tower_turnstile_operate::{
+    Answers, Explanation, PermitRow, PermitState, TenantRow, Verdict, ascii::in_ascii,
+};
 
 use crate::{
     table::{found, left, paused_for, tenant_name},
@@ -57,22 +59,9 @@ pub(crate) fn blank() {
     line("");
 }
 
-/// JSON escapes some control characters; the other characters that a terminal would obey are escaped here.
 pub(crate) fn json<T: Serialize>(rows: &[T]) {
     let text = serde_json::to_string_pretty(rows).unwrap_or_default();
-    let mut shown = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '\n' | ' '..='~' => shown.push(character),
-            _ => {
-                let mut units = [0; 2];
-                for unit in character.encode_utf16(&mut units) {
-                    shown.push_str(&format!("\\u{unit:04x}"));
-                }
-            }
-        }
-    }
-    line(&shown);
+    line(&in_ascii(&text));
 }
 
 pub(crate) fn table<T: Row>(rows: &[T]) {
