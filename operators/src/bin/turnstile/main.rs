@@ -25,6 +25,8 @@ mod serve;
 mod source;
 mod table;
 mod text;
+#[cfg(unix)]
+mod timers;
 
 use std::process::ExitCode;
 

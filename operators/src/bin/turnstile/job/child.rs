@@ -1,13 +1,12 @@
 //! The command, from its start to its end.
 
 use std::{
-    future::pending,
     os::unix::process::ExitStatusExt,
     process::{Command, ExitStatus},
 };
 
 use nix::{errno::Errno, sys::signal::Signal};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tower_turnstile::{LostErrorKind, Permit};
 
 #[cfg(target_os = "linux")]
@@ -18,7 +17,7 @@ use super::{
     signals::Signals,
     tree::{Reach, Tree},
 };
-use crate::{code, commands::CommandError, text::duration};
+use crate::{code, commands::CommandError, text::duration, timers::due};
 
 /// The environment variable with the permit's id for the command.
 const PERMIT: &str = "TURNSTILE_PERMIT";
@@ -76,15 +75,8 @@ pub(super) async fn run(
                 slot = stop(job, &tree, &why, Ended::HeldTooLong);
             }
             () = due(slot.kill_at()) => slot = slot.kill(&tree),
-            () = tree.outlasts() => tree.report(),
+            () = due(tree.report_at) => tree.report(),
         }
-    }
-}
-
-async fn due(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => pending().await,
     }
 }
 

@@ -21,7 +21,7 @@ use super::{
     signals::Signals,
     tree::{Reach, Tree},
 };
-use crate::{code, commands::CommandError};
+use crate::{code, commands::CommandError, timers::due};
 
 /// Starts the command through this binary.
 pub(super) fn command(command: &[OsString], only_child: bool) -> Command {
@@ -80,7 +80,7 @@ pub(crate) async fn run(
             } else {
                 signals.pass_on(signal, &tree);
             },
-            () = tree.outlasts() => tree.report(),
+            () = due(tree.report_at) => tree.report(),
         }
     }
 }

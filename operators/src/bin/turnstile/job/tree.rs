@@ -5,7 +5,6 @@
 //! once `turnstile` has no children. No process group is made for the command: it stays in the foreground of its terminal.
 
 use std::{
-    future::pending,
     io,
     process::{Child, Command, ExitStatus},
     time::Duration,
@@ -21,7 +20,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 #[cfg(target_os = "linux")]
 use super::processes::{Process, descendants};
@@ -53,8 +52,8 @@ pub(super) struct Tree {
     command: Child,
     pid: Pid,
     ended: Option<ExitStatus>,
-    /// When the processes that are left are reported.
-    report_at: Option<Instant>,
+    /// When the processes that are left are reported: a while after the command has ended, if others go on.
+    pub(super) report_at: Option<Instant>,
     /// Children that this process had before, such as those of a shell that has become `turnstile` by `exec`.
     #[cfg(target_os = "linux")]
     inherited: Vec<Pid>,
@@ -193,14 +192,6 @@ impl Tree {
     #[cfg(target_os = "linux")]
     fn members(&self) -> Vec<Process> {
         descendants(&self.inherited)
-    }
-
-    /// Completes a while after the command has ended, if other processes go on.
-    pub(super) async fn outlasts(&self) {
-        match self.report_at {
-            Some(at) => sleep_until(at).await,
-            None => pending().await,
-        }
     }
 
     /// Names the processes that go on, once.

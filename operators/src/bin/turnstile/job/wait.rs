@@ -6,14 +6,14 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::Instant;
 use tower_turnstile::{Acquire, AcquireErrorKind, Permit};
 
 use super::{
     signals::{Signals, ends},
     slot::SlotSource,
 };
-use crate::{commands::CommandError, text::escaped};
+use crate::{commands::CommandError, text::escaped, timers::every};
 
 /// How often the place is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -37,8 +37,7 @@ pub(super) async fn wait(
     let mut acquire = slots.ask(slots.wait)?;
     let mut progress = Progress::new(limit);
     let (mut has_queued, mut asks) = (false, true);
-    let mut looks = interval(LOOK_EVERY);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut looks = every(LOOK_EVERY);
     let waited = loop {
         tokio::select! {
             biased;

@@ -3,18 +3,19 @@
 //! A task of its own holds the permit, and ends as soon as the client disconnects. So neither a client that does not read
 //! nor a full buffer delays the end of a slot.
 
-use std::{future::pending, pin::Pin, sync::Arc, task, time::Duration};
+use std::{pin::Pin, sync::Arc, task, time::Duration};
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use serde_json::{Value, json};
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, watch},
-    time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tower_turnstile::{Acquire, AcquireError, Permit};
 
 use super::{Phase, Serving, form::SlotForm, held::HeldPermit, problem::HttpProblem};
+use crate::timers::{due, every};
 
 /// How often a waiting client's place is checked, before it has one and later.
 const FIRST_LOOK: Duration = Duration::from_millis(20);
@@ -146,8 +147,8 @@ impl Client {
         let serving = &self.serving;
         let (mut draining, mut ended) = (serving.phase.subscribe(), serving.phase.subscribe());
         let mut beats = every(serving.heartbeat);
-        let (granted, mut is_told) = (Instant::now(), false);
-        let mut heard = granted;
+        let (mut heard, mut is_told) = (Instant::now(), false);
+        let held_until = serving.max_hold.map(|longest| heard + longest);
         loop {
             tokio::select! {
                 biased;
@@ -159,9 +160,9 @@ impl Client {
                     self.tell("draining", &json!({"grace": serving.grace.as_secs_f64()}));
                     is_told = true;
                 }
-                () = after(granted, serving.max_hold) => return Some("max_hold"),
+                () = due(held_until) => return Some("max_hold"),
                 () = held.pinged.notified() => heard = Instant::now(),
-                () = after(heard, self.client_timeout) => return Some("client_timeout"),
+                () = due(self.client_timeout.map(|longest| heard + longest)) => return Some("client_timeout"),
                 _ = beats.tick() => self.beat(),
             }
         }
@@ -194,23 +195,9 @@ impl Client {
     }
 }
 
-/// Ticks at once, and then at this interval.
-fn every(period: Duration) -> Interval {
-    let mut interval = interval(period);
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    interval
-}
-
 async fn reached(phase: &mut watch::Receiver<Phase>, at: Phase) {
     // The sender is one of the server's, which outlives its clients.
     let _ = phase.wait_for(|phase| *phase >= at).await;
-}
-
-async fn after(start: Instant, time: Option<Duration>) {
-    match time {
-        Some(time) => sleep_until(start + time).await,
-        None => pending().await,
-    }
 }
 
 /// A client's events. Dropping it, as when the client disconnects, ends the client.
