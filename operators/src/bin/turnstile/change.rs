@@ -17,7 +17,7 @@ use crate::{
     commands::{CommandError, show as show_answers},
     output::{self, Column, Row},
     table::tenant_name,
-    text::{date, duration, escaped},
+    text::{date, duration, escaped, listed},
 };
 
 pub(crate) async fn run(
@@ -200,11 +200,10 @@ fn report(args: &Args, change: &ChangeCommand, outcome: &Outcome) -> ExitCode {
             of,
             missing,
         } => {
-            let missing: Vec<_> = missing.iter().map(|label| escaped(label)).collect();
             match &missing[..] {
                 [] => note!("recorded, {confirmed} of {of} have confirmed it"),
                 _ => {
-                    let missing = missing.join(", ");
+                    let missing = listed(missing);
                     note!("recorded, {confirmed} of {of} have confirmed it; not yet: {missing}");
                 }
             }

@@ -13,7 +13,7 @@ use crate::{
     args::{Args, Command, Of, Tenant},
     change, check, code,
     output::{self, Row},
-    text::escaped,
+    text::listed,
 };
 #[cfg(unix)]
 use crate::{job, serve};
@@ -214,10 +214,9 @@ async fn explain_silence<T>(args: &Args, operator: &Operator, answers: &Answers<
     let Ok(namespaces) = operator.namespaces().await else {
         return;
     };
-    let namespaces: Vec<_> = namespaces.iter().map(|name| escaped(name)).collect();
     match &namespaces[..] {
         [] => note!("no namespace is in use in this database"),
-        _ => note!("in use in this database: {}", namespaces.join(", ")),
+        _ => note!("in use in this database: {}", listed(&namespaces)),
     }
 }
 

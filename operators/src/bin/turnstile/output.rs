@@ -14,7 +14,7 @@ use tower_turnstile_operate::{
 
 use crate::{
     table::{found, left, paused_for, tenant_name},
-    text::{duration, escaped},
+    text::{duration, escaped, listed},
 };
 
 /// A column of a table: its title, and a row's cell with arbitrary text.
@@ -111,15 +111,11 @@ pub(crate) fn answered<T>(answers: &Answers<T>) {
 
 /// Prints which replicas have not answered, to standard error.
 pub(crate) fn unanswered<T>(answers: &Answers<T>) {
-    let labels = |labels: &[String]| {
-        let labels: Vec<_> = labels.iter().map(|label| escaped(label)).collect();
-        labels.join(", ")
-    };
     if !answers.missing.is_empty() {
-        note!("no answer: {}", labels(&answers.missing));
+        note!("no answer: {}", listed(&answers.missing));
     }
     if !answers.busy.is_empty() {
-        note!("asked too often: {}", labels(&answers.busy));
+        note!("asked too often: {}", listed(&answers.busy));
     }
 }
 

@@ -13,12 +13,13 @@ use crate::{
 /// The note on a row whose newcomers wait because permits return to a store that has lost its data.
 const RECOVERING: &str = "recovering";
 
-/// The caller, as far as it may be shown.
-fn caller(key: KeyDigest, text: Option<&str>) -> String {
-    match text {
-        Some("") => "(all callers)".to_owned(),
-        Some(text) => text.to_owned(),
-        None => key.to_string(),
+/// The caller of a row, as far as it may be shown; some refusals have none.
+fn caller(key: Option<KeyDigest>, text: &Option<String>) -> String {
+    match (key, text.as_deref()) {
+        (None, _) => String::new(),
+        (Some(_), Some("")) => "(all callers)".to_owned(),
+        (Some(_), Some(text)) => text.to_owned(),
+        (Some(key), None) => key.to_string(),
     }
 }
 
@@ -31,9 +32,14 @@ pub(crate) fn tenant_name(tenant: TenantDigest, text: Option<&str>) -> String {
     }
 }
 
-/// The tenant of a permit or refusal; none unless the limit is fair.
-fn tenant(tenant: Option<TenantDigest>, text: Option<&str>) -> String {
-    tenant.map_or_else(String::new, |tenant| tenant_name(tenant, text))
+/// The tenant of a row; none unless the limit is fair.
+fn tenant(tenant: Option<TenantDigest>, text: &Option<String>) -> String {
+    tenant.map_or_else(String::new, |tenant| tenant_name(tenant, text.as_deref()))
+}
+
+/// A time that not every row has.
+fn time(ms: Option<u64>) -> String {
+    ms.map(duration).unwrap_or_default()
 }
 
 /// A number of a key or tenant, without the part of any replica that has left the row out.
@@ -74,9 +80,7 @@ impl Row for LimitRow {
         }),
         ("HELD", |row| row.held.to_string()),
         ("WAITING", |row| row.waiting.to_string()),
-        ("OLDEST WAIT", |row| {
-            row.oldest_wait_ms.map(duration).unwrap_or_default()
-        }),
+        ("OLDEST WAIT", |row| time(row.oldest_wait_ms)),
         ("KEYS", |row| row.keys.to_string()),
         ("", notes),
     ];
@@ -125,10 +129,8 @@ impl Row for PermitRow {
             0 => String::new(),
             place => place.to_string(),
         }),
-        ("KEY", |row| caller(row.key, row.key_text.as_deref())),
-        ("TENANT", |row| {
-            tenant(row.tenant, row.tenant_text.as_deref())
-        }),
+        ("KEY", |row| caller(Some(row.key), &row.key_text)),
+        ("TENANT", |row| tenant(row.tenant, &row.tenant_text)),
         ("WEIGHT", |row| row.weight.to_string()),
         ("REPLICA", |row| row.replica_label.clone()),
         ("LABEL", |row| row.label.clone()),
@@ -137,16 +139,12 @@ impl Row for PermitRow {
 
 impl Row for TenantRow {
     const COLUMNS: &'static [Column<Self>] = &[
-        ("TENANT", |row| {
-            tenant_name(row.tenant, row.tenant_text.as_deref())
-        }),
+        ("TENANT", |row| tenant(Some(row.tenant), &row.tenant_text)),
         ("SHARE", |row| row.share.to_string()),
         ("HELD", |row| at_least(row.held, row.partial)),
         ("WAITING", |row| at_least(row.waiting, row.partial)),
-        ("OLDEST WAIT", |row| {
-            row.oldest_wait_ms.map(duration).unwrap_or_default()
-        }),
-        ("DEBT", |row| row.debt_ms.map(duration).unwrap_or_default()),
+        ("OLDEST WAIT", |row| time(row.oldest_wait_ms)),
+        ("DEBT", |row| time(row.debt_ms)),
         ("REPLICAS", |row| row.replicas.to_string()),
     ];
 }
@@ -161,7 +159,7 @@ impl Row for Finding {
 
 impl Row for KeyRow {
     const COLUMNS: &'static [Column<Self>] = &[
-        ("KEY", |row| caller(row.key, row.key_text.as_deref())),
+        ("KEY", |row| caller(Some(row.key), &row.key_text)),
         ("HELD", |row| at_least(row.held, row.partial)),
         ("VALUE", |row| row.max.to_string()),
         ("LEFT", |row| {
@@ -173,9 +171,7 @@ impl Row for KeyRow {
             }
         }),
         ("WAITING", |row| at_least(row.waiting, row.partial)),
-        ("OLDEST WAIT", |row| {
-            row.oldest_wait_ms.map(duration).unwrap_or_default()
-        }),
+        ("OLDEST WAIT", |row| time(row.oldest_wait_ms)),
         ("REPLICAS", |row| row.replicas.to_string()),
         ("PAUSED FOR", |row| {
             row.pause.as_ref().map(paused_for).unwrap_or_default()
@@ -233,13 +229,8 @@ impl Row for RefusalRow {
         ("VALUE", |row| row.max.to_string()),
         ("QUEUED", |row| row.waiting.to_string()),
         ("WAITED", |row| duration(row.waited_ms)),
-        ("KEY", |row| {
-            let key = row.key.map(|key| caller(key, row.key_text.as_deref()));
-            key.unwrap_or_default()
-        }),
-        ("TENANT", |row| {
-            tenant(row.tenant, row.tenant_text.as_deref())
-        }),
+        ("KEY", |row| caller(row.key, &row.key_text)),
+        ("TENANT", |row| tenant(row.tenant, &row.tenant_text)),
         ("WEIGHT", |row| row.weight.to_string()),
         ("REPLICA", |row| row.replica_label.clone()),
         ("LABEL", |row| row.label.clone()),

@@ -27,6 +27,12 @@ pub(crate) fn escaped(text: &str) -> String {
     shown
 }
 
+/// A list of labels or names.
+pub(crate) fn listed(texts: &[String]) -> String {
+    let texts: Vec<_> = texts.iter().map(|text| escaped(text)).collect();
+    texts.join(", ")
+}
+
 /// Direction and formatting marks, line separators, and tags.
 fn is_invisible(character: char) -> bool {
     matches!(
