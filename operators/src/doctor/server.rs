@@ -190,34 +190,27 @@ async fn round_trips(asking: &Asking<'_>) -> Result<[Finding; 2], StoreError> {
 
 fn of_latency(median: Duration, longest: Duration) -> Finding {
     let text = format!("a round trip takes {median:.1?}, at most {longest:.1?} of {ROUND_TRIPS}");
-    if median < SLOW {
-        Finding::new(Check::Latency, Health::Good, text)
+    let (health, text) = if median < SLOW {
+        (Health::Good, text)
     } else {
-        Finding::new(
-            Check::Latency,
-            Health::Warning,
-            format!("{text}: each request waits for one; keep the store near, or use Limit::reuse"),
-        )
-    }
+        let remedy = "each request waits for one; keep the store near, or use Limit::reuse";
+        (Health::Warning, format!("{text}: {remedy}"))
+    };
+    Finding::new(Check::Latency, health, text)
 }
 
 /// Leases and overrides use only the server's clock, so a difference is harmless.
 fn of_clock(offset_ms: i64) -> Finding {
     let off = Duration::from_millis(offset_ms.unsigned_abs());
     let way = if offset_ms < 0 { "behind" } else { "ahead" };
-    if offset_ms.unsigned_abs() < OFF_MS {
-        Finding::new(
-            Check::Clock,
-            Health::Good,
-            "within a second of this machine's",
-        )
+    let (health, text) = if offset_ms.unsigned_abs() < OFF_MS {
+        let text = "within a second of this machine's";
+        (Health::Good, text.to_owned())
     } else {
-        Finding::new(
-            Check::Clock,
-            Health::Warning,
-            format!("{off:?} {way} of this machine's: times in logs differ, leases do not"),
-        )
-    }
+        let text = format!("{off:?} {way} of this machine's: times in logs differ, leases do not");
+        (Health::Warning, text)
+    };
+    Finding::new(Check::Clock, health, text)
 }
 
 /// Keys of this crate expire, so that callers who never return leave nothing behind.
