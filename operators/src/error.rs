@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 use tower_turnstile::operate::seam::StoreError;
 
-use crate::reason_code::kinds;
+use crate::kinds::kinds;
 
 /// Error of an operator's call. Nothing was changed, unless the store did not answer ([`OperateErrorKind::Unavailable`]): then
 /// an order may have been carried out.

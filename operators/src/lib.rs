@@ -63,7 +63,7 @@
 // | `steer` | the record of overrides as operators use it |
 // | `confirm` | which replicas have applied a change |
 // | `doctor` | diagnoses a store and its replicas |
-// | `error`, `reason_code` | errors, and the codes of reasons |
+// | `error`, `kinds` | errors; kinds that have a code |
 // | `ascii` | JSON that is safe for a terminal |
 // | `admin` | the page and its API |
 // | `hostile` | all these readers, given arbitrary bytes |
@@ -90,11 +90,11 @@ mod explain;
 #[cfg(any(test, turnstile_fuzzing))]
 #[doc(hidden)]
 pub mod hostile;
+mod kinds;
 mod ledger;
 mod merge;
 mod operator;
 mod order;
-mod reason_code;
 #[cfg(test)]
 #[path = "../../tests/support/redis_server.rs"]
 mod redis_server;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::json::to_json;
-use crate::{OperateError, OperateErrorKind, reason_code::kinds};
+use crate::{OperateError, OperateErrorKind, kinds::kinds};
 
 kinds! {
     /// Why a request is not one of the page's API, or is not accepted.

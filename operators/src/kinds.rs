@@ -1,6 +1,6 @@
-//! The codes of reasons that operators meet, each with its one spelling. Codes of requests are the library's.
+//! Kinds that operators meet, each with the one spelling of its code. Codes of requests are the library's.
 
-/// Defines the kinds of a reason, and the code of each.
+/// Declares a kind, each variant with its code.
 macro_rules! kinds {
     ($(#[$of:meta])* $vis:vis enum $kind:ident { $($(#[$doc:meta])* $variant:ident = $code:literal,)+ }) => {
         $(#[$of])*
@@ -13,7 +13,7 @@ macro_rules! kinds {
             #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// Returns the code of this reason, in snake case: the same in the answers of the page and the command.
+            /// Returns the code, in snake case: the same in the answers of the page and the command.
             $vis const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $code,)+
