@@ -28,7 +28,7 @@ pub(super) struct Checked {
     pub(super) routes: Routes,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct CheckedLimit {
     pub(super) limit: Limit,
     /// Its section.

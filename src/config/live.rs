@@ -64,12 +64,7 @@ struct Live {
 struct Changing {
     config: Config,
     /// Limits registered at the limiter, whether they are still in the configuration or not.
-    known: BTreeMap<String, KnownLimit>,
-}
-
-struct KnownLimit {
-    limit: Limit,
-    values: Values,
+    known: BTreeMap<String, CheckedLimit>,
 }
 
 /// Callers' own values.
@@ -95,7 +90,7 @@ impl LiveConfig {
     pub fn new(config: &Config, limiter: &Limiter) -> Result<Self, ConfigFileError> {
         let mut checked = Checked::new(config)?;
         register(limiter, &BTreeMap::new(), &mut checked)?;
-        let known = known_limits(&checked);
+        let known = checked.limits.clone();
         let layers = RouteLayers::new(config, checked, limiter, Vec::new())?;
         Ok(Self(Arc::new(Live {
             limiter: limiter.clone(),
@@ -278,7 +273,7 @@ impl LiveConfig {
         changing.check(config, &checked, &live.limiter)?;
         // A name that is new in this configuration may meanwhile be used in code, for another limit.
         register(&live.limiter, &changing.known, &mut checked)?;
-        let known = known_limits(&checked);
+        let known = checked.limits.clone();
         let edits = live.layers.load().edits.clone();
         let layers = RouteLayers::new(config, checked, &live.limiter, edits)?;
         // Keys get values of their own before the limits change, and lose them afterwards: no key has a value in between that
@@ -381,7 +376,7 @@ impl Changing {
 /// Registers the limits that are not known yet. All checked limits then refer to the limiter's.
 fn register(
     limiter: &Limiter,
-    known: &BTreeMap<String, KnownLimit>,
+    known: &BTreeMap<String, CheckedLimit>,
     checked: &mut Checked,
 ) -> Result<(), ConfigFileError> {
     let mut faults = Faults::default();
@@ -392,14 +387,6 @@ fn register(
         *limit = limit.clone().registered_at(limiter.keeper().replica());
     }
     faults.into_result()
-}
-
-fn known_limits(checked: &Checked) -> BTreeMap<String, KnownLimit> {
-    let known = checked.limits.iter().map(|(name, checked)| {
-        let (limit, values) = (checked.limit.clone(), checked.values.clone());
-        (name.clone(), KnownLimit { limit, values })
-    });
-    known.collect()
 }
 
 impl Routing for Live {
