@@ -49,27 +49,16 @@ impl FairConfig {
         plans: &BTreeMap<String, PlanConfig>,
         faults: &mut Faults,
     ) -> HashMap<Key, u32> {
-        match &self.by {
-            None => HashMap::new(),
-            Some(KeyConfig::Shared | KeyConfig::Route) => {
-                let message = "must be a header, several headers, or the client's address";
-                faults.add(format!("{path}.by"), message);
-                HashMap::new()
-            }
-            Some(by) => {
-                by.check(&format!("{path}.by"), faults);
-                self.resolved(path, by, plans, faults)
-            }
+        let Some(by) = &self.by else {
+            return HashMap::new();
+        };
+        let by_path = format!("{path}.by");
+        if matches!(by, KeyConfig::Shared | KeyConfig::Route) {
+            let message = "must be a header, several headers, or the client's address";
+            faults.add(by_path, message);
+            return HashMap::new();
         }
-    }
-
-    fn resolved(
-        &self,
-        path: &str,
-        by: &KeyConfig,
-        plans: &BTreeMap<String, PlanConfig>,
-        faults: &mut Faults,
-    ) -> HashMap<Key, u32> {
+        by.check(&by_path, faults);
         let own = Own {
             path: path.to_owned(),
             by_plan: &self.plans,
