@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use arc_swap::ArcSwap;
@@ -24,6 +24,7 @@ use crate::{
     limit::{Limit, LimitValue},
     limiter::Limiter,
     semaphore::Semaphore,
+    sync::locked,
 };
 
 /// A configuration that can be reloaded while it is in use. Cheap to clone; clones share everything.
@@ -269,7 +270,7 @@ impl LiveConfig {
     pub fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
         let live = &*self.0;
         let mut checked = Checked::new(config)?;
-        let mut changing = live.changing();
+        let mut changing = locked(&live.changing);
         changing.check(config, &checked, &live.limiter)?;
         // A name that is new in this configuration may meanwhile be used in code, for another limit.
         register(&live.limiter, &changing.known, &mut checked)?;
@@ -341,10 +342,6 @@ impl Live {
         let values = keys.map(|key| (key.clone(), None));
         self.limiter.keeper().set_values(name, &values.collect());
     }
-
-    fn changing(&self) -> MutexGuard<'_, Changing> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Changing {
@@ -395,7 +392,7 @@ impl Routing for Live {
     }
 
     fn edit(&self, edit: GateEdit) {
-        let _changing = self.changing();
+        let _changing = locked(&self.changing);
         let layers = RouteLayers::clone(&self.layers.load());
         self.layers.store(Arc::new(layers.edited(edit)));
     }
@@ -404,7 +401,7 @@ impl Routing for Live {
 impl fmt::Debug for LiveConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LiveConfig")
-            .field("config", &self.0.changing().config)
+            .field("config", &locked(&self.0.changing).config)
             .field("limiter", &self.0.limiter)
             .finish()
     }

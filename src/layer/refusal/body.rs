@@ -4,7 +4,7 @@
 
 use std::{
     pin::Pin,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     task::{Context, Poll},
 };
 
@@ -13,7 +13,7 @@ use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Either, Full, combinators::UnsyncBoxBody};
 
-use crate::error::BoxError;
+use crate::{error::BoxError, sync::locked};
 
 /// A response that [`LimitLayer::refuse_with`](crate::layer::LimitLayer::refuse_with) can send.
 ///
@@ -79,12 +79,6 @@ pub(in crate::layer) type RefusalBody = Either<Full<Bytes>, SyncBody>;
 #[derive(Debug)]
 pub struct SyncBody(Mutex<UnsyncBoxBody<Bytes, BoxError>>);
 
-impl SyncBody {
-    fn lock(&self) -> MutexGuard<'_, UnsyncBoxBody<Bytes, BoxError>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Body for SyncBody {
     type Data = Bytes;
     type Error = BoxError;
@@ -93,14 +87,14 @@ impl Body for SyncBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut *self.lock()).poll_frame(cx)
+        Pin::new(&mut *locked(&self.0)).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.lock().is_end_stream()
+        locked(&self.0).is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.lock().size_hint()
+        locked(&self.0).size_hint()
     }
 }
