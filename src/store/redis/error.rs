@@ -10,15 +10,8 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// The eviction policies of a server, except `noeviction`.
-const EVICTING: [&str; 7] = [
-    "allkeys-lfu",
-    "allkeys-lru",
-    "allkeys-random",
-    "volatile-lfu",
-    "volatile-lru",
-    "volatile-random",
-    "volatile-ttl",
-];
+const EVICTING: &str = "allkeys-lfu allkeys-lru allkeys-random volatile-lfu volatile-lru \
+                        volatile-random volatile-ttl";
 
 /// What may be wrong with a server that does not answer like Redis.
 const PERHAPS_TLS: &str = "it may expect TLS (`rediss://`) or none (`redis://`), or not be Redis";
@@ -106,7 +99,7 @@ pub(super) fn evicting(policy: &str) -> Option<&'static str> {
     if policy == "noeviction" {
         return None;
     }
-    let known = EVICTING.into_iter().find(|known| *known == policy);
+    let known = EVICTING.split(' ').find(|known| *known == policy);
     known.or(Some("not known"))
 }
 
