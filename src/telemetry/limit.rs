@@ -98,7 +98,7 @@ impl Cost {
 /// The measurements of one limit, in this process.
 #[derive(Debug)]
 pub(crate) struct LimitMeter {
-    labels: SeriesLabels,
+    labels: [SeriesLabel; 2],
     max: Series<Gauge>,
     overridden: Series<Gauge>,
     fallback: Series<Gauge>,
@@ -368,12 +368,12 @@ impl Family {
     }
 }
 
-/// Labels of all series of a limit: its namespace and its name.
-type SeriesLabels = [(&'static str, String); 2];
+/// A label of all series of a limit: its namespace or its name.
+pub(super) type SeriesLabel = (&'static str, String);
 
 /// A handle created on first use.
 #[derive(Debug)]
-struct Series<H> {
+pub(super) struct Series<H> {
     name: &'static str,
     /// A label in addition to the limit's.
     label: Option<MetricLabel<'static>>,
@@ -382,7 +382,7 @@ struct Series<H> {
 }
 
 impl<H> Series<H> {
-    fn new(name: &'static str, make: fn(&'static str, &[MetricLabel<'_>]) -> H) -> Self {
+    pub(super) fn new(name: &'static str, make: fn(&'static str, &[MetricLabel<'_>]) -> H) -> Self {
         Self {
             name,
             label: None,
@@ -397,7 +397,7 @@ impl<H> Series<H> {
     }
 
     #[inline]
-    fn of(&self, labels: &SeriesLabels) -> &H {
+    pub(super) fn of(&self, labels: &[SeriesLabel]) -> &H {
         match self.handle.get() {
             Some(handle) => handle,
             None => self.make(labels),
@@ -407,7 +407,7 @@ impl<H> Series<H> {
     /// A recorder is foreign code: `OnceLock::get_or_init` would run it while other threads wait. If two threads create
     /// the handle, both get the same series.
     #[cold]
-    fn make(&self, labels: &SeriesLabels) -> &H {
+    fn make(&self, labels: &[SeriesLabel]) -> &H {
         assert_unlocked();
         let shared = labels.iter().map(|(name, value)| (*name, value.as_str()));
         let labels: Vec<_> = shared.chain(self.label).collect();

@@ -2,41 +2,34 @@
 //!
 //! Tests: `tests/metrics/main.rs`, `tests/layer/slots.rs`.
 
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicBool, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::{
     catalog,
     facade::{self, Counter},
+    limit::{Series, SeriesLabel},
 };
 use crate::sync::shielded;
 
 /// Counts such budgets for one limiter, and logs the first. Names appear only in the log, because their number is unlimited.
 pub(crate) struct UnknownRates {
-    namespace: String,
-    counter: OnceLock<Counter>,
+    labels: [SeriesLabel; 1],
+    counter: Series<Counter>,
     is_warned: AtomicBool,
 }
 
 impl UnknownRates {
     pub(crate) fn new(namespace: &str) -> Self {
         Self {
-            namespace: namespace.to_owned(),
-            counter: OnceLock::new(),
+            labels: [("namespace", namespace.to_owned())],
+            counter: Series::new(catalog::UNKNOWN_RATE, facade::counter),
             is_warned: AtomicBool::new(false),
         }
     }
 
     /// Creates the series, once a rate exists. Call without a lock, because a recorder is foreign code.
     pub(crate) fn expect(&self) -> &Counter {
-        if let Some(counter) = self.counter.get() {
-            return counter;
-        }
-        let counter = facade::counter(catalog::UNKNOWN_RATE, &[("namespace", &*self.namespace)]);
-        // If two threads create the counter, both get the same series.
-        self.counter.get_or_init(|| counter)
+        self.counter.of(&self.labels)
     }
 
     /// Records a budget at a limit that is not among the rates of its permit.
@@ -47,7 +40,7 @@ impl UnknownRates {
         }
         if !self.is_warned.swap(true, Relaxed) {
             tracing::warn!(
-                namespace = self.namespace,
+                namespace = self.labels[0].1,
                 limit = limit_name,
                 "the request has no rate of this name: nothing is charged, and nothing is limited by it"
             );
