@@ -70,16 +70,6 @@ impl Parts {
         is_cluster: true,
     };
 
-    /// A cluster with fewer parts.
-    #[cfg(test)]
-    pub(crate) fn cluster_of(count: usize) -> Self {
-        assert!((1..=PARTS).contains(&count));
-        Self {
-            count,
-            is_cluster: true,
-        }
-    }
-
     pub(crate) fn is_cluster(self) -> bool {
         self.is_cluster
     }
@@ -102,6 +92,17 @@ impl Parts {
 mod tests {
     use super::*;
     use crate::key::Key;
+
+    impl Parts {
+        /// A cluster with fewer parts.
+        pub(crate) fn cluster_of(count: usize) -> Self {
+            assert!((1..=PARTS).contains(&count));
+            Self {
+                count,
+                is_cluster: true,
+            }
+        }
+    }
 
     #[test]
     fn keys_are_spread_evenly() {

@@ -60,11 +60,6 @@ impl ReplicaId {
         Self(bits & ((1 << 96) - 1))
     }
 
-    #[cfg(test)]
-    pub(crate) fn bits(self) -> u128 {
-        self.0
-    }
-
     /// Whether this is the text of a replica's id.
     pub(crate) fn is_text(text: &str) -> bool {
         text.len() == REPLICA_CHARS && digits(text.as_bytes()).is_some()
@@ -167,6 +162,12 @@ fn encode<const CHARS: usize>(bits: u128) -> [u8; CHARS] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl ReplicaId {
+        pub(crate) fn bits(self) -> u128 {
+            self.0
+        }
+    }
 
     #[test]
     fn the_first_character_of_a_name_is_its_weight_less_one() {

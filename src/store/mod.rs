@@ -239,19 +239,6 @@ pub(crate) enum Failure {
     Refused,
 }
 
-#[cfg(test)]
-impl ExchangeError {
-    pub(crate) fn of(failure: Failure, message: &str) -> Self {
-        let kind = match failure {
-            Failure::Refused => StoreErrorKind::Permission,
-            Failure::Cut | Failure::TimedOut => StoreErrorKind::Outage,
-        };
-        let message = message.to_owned();
-        let error = StoreError { kind, message };
-        Self { failure, error }
-    }
-}
-
 impl From<StoreError> for ExchangeError {
     fn from(error: StoreError) -> Self {
         let failure = if error.is_outage() {
@@ -290,6 +277,18 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
+
+    impl ExchangeError {
+        pub(crate) fn of(failure: Failure, message: &str) -> Self {
+            let kind = match failure {
+                Failure::Refused => StoreErrorKind::Permission,
+                Failure::Cut | Failure::TimedOut => StoreErrorKind::Outage,
+            };
+            let message = message.to_owned();
+            let error = StoreError { kind, message };
+            Self { failure, error }
+        }
+    }
 
     struct Idle;
 
