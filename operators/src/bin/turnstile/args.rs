@@ -4,7 +4,10 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args as Group, Parser, Subcommand, ValueEnum};
+use clap::{
+    ArgGroup, Args as Group, Parser, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use tower_turnstile::{Mode, PermitId};
 use tower_turnstile_operate::{KeyDigest, Revocation, Target, TenantDigest};
 
@@ -170,7 +173,8 @@ pub(crate) enum ChangeCommand {
     Mode {
         /// Name of the limit.
         limit: String,
-        mode: ModeArg,
+        #[arg(value_parser = mode())]
+        mode: Mode,
         #[command(flatten)]
         term: Term,
     },
@@ -262,21 +266,12 @@ impl Whose {
     }
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum ModeArg {
-    Enforce,
-    Shadow,
-    Off,
-}
-
-impl From<ModeArg> for Mode {
-    fn from(mode: ModeArg) -> Self {
-        match mode {
-            ModeArg::Enforce => Self::Enforce,
-            ModeArg::Shadow => Self::Shadow,
-            ModeArg::Off => Self::Off,
-        }
-    }
+fn mode() -> impl TypedValueParser<Value = Mode> {
+    let modes = [Mode::Enforce, Mode::Shadow, Mode::Off];
+    PossibleValuesParser::new(modes.map(Mode::as_str)).map(move |word| {
+        let mode = modes.into_iter().find(|mode| mode.as_str() == word);
+        mode.expect("one of the words")
+    })
 }
 
 /// The length of a change, its author and its reason.

@@ -82,7 +82,7 @@ async fn order(operator: &Operator, change: &ChangeCommand) -> Result<Order, Com
         }
         ChangeCommand::Mode { limit, mode, term } => Order::Mode {
             limit: limit.clone(),
-            mode: (*mode).into(),
+            mode: *mode,
             length: term.length,
             seen: seen(operator, &Target::limit(limit), None).await?,
         },
