@@ -269,12 +269,13 @@ impl Baseline {
     pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) -> Option<u64> {
         let mut exchange = self.script(key);
         // Leases are long enough for the whole bench.
-        let call: [f64; layout::RECORD_NUMBERS] = [
+        let call: [f64; layout::EXCHANGE.len() - 1] = [
             3_600_000.0,
             3_600_000.0,
             600_000.0,
             2f64.powi(52),
             1.0,
+            0.0,
             0.0,
             0.0,
         ];
