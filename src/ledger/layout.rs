@@ -100,7 +100,7 @@ pub(crate) const IF_FREE: usize = 2;
 /// The longest lease. A later deadline was set before the clock was stepped back.
 pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
 /// Time for which a replica may keep freed slots, unless they are recalled.
-pub(crate) const RIGHT_MS: u64 = 100;
+pub(crate) const RIGHT_MS: u64 = 300;
 /// Time in which a limit rises from 0 to its value after a pause.
 pub const RAMP_MS: u64 = 5_000;
 /// How long a replica stays on the roster, in milliseconds.
