@@ -563,15 +563,21 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
                 call_back("judge");
                 Outcome::Overloaded
             })
+            .weight_by(|head| if head.uri.path() == "/three" { 3 } else { 1 })
             .adapt(1..=9);
         let adaptive = limiter.layer(adaptive).unwrap();
-        // The store is told ten times a second at most.
-        soon(async {
-            while !was_called("event limit was cut") {
-                assert_eq!(request(&adaptive, "/").await.status(), 200);
-            }
-        })
-        .await;
+        // The store is told ten times a second at most. From 5 to 2, and to 1.
+        for (path, event) in [
+            ("/three", "event limit was cut"),
+            ("/", "event limit was cut to its floor: its upstream is down, or the target is too strict"),
+        ] {
+            soon(async {
+                while !was_called(event) {
+                    request(&adaptive, path).await;
+                }
+            })
+            .await;
+        }
         let unlayered = axum::Router::new().route("/", axum::routing::get(|_: Slot| async {}));
         let head = Request::get("/").body(axum::body::Body::empty()).unwrap();
         assert_eq!(unlayered.oneshot(head).await.unwrap().status(), 500);

@@ -74,7 +74,7 @@ pub(super) enum LogEvent {
         key: Arc<str>,
         error: String,
     },
-    /// A limit that finds its own value met an upstream that refuses.
+    /// A limit that finds its own value met an upstream that refuses. Not while it is at its floor.
     LimitCut {
         limit: Arc<Limit>,
         from: u32,
@@ -204,9 +204,7 @@ impl LogEvent {
                 error,
                 "a key of the limit cannot be used: its requests are refused"
             ),
-            Self::LimitCut { limit, from, to } => {
-                tracing::info!(namespace, limit = limit.name(), from, to, "limit was cut")
-            }
+            Self::LimitCut { limit, from, to } => write_cut(namespace, &limit, from, to),
             Self::Permits { limit, report } => report.write(namespace, &limit),
             Self::OverrideMisfit { error } => {
                 tracing::warn!(namespace, error, "an override does not apply");
@@ -226,6 +224,22 @@ impl LogEvent {
                  slots may stay taken until their leases end"
             ),
         }
+    }
+}
+
+fn write_cut(namespace: &str, limit: &Limit, from: u32, to: u32) {
+    let is_at_floor = limit.adapt().is_some_and(|bounds| to <= bounds.floor);
+    let limit = limit.name();
+    if is_at_floor {
+        tracing::warn!(
+            namespace,
+            limit,
+            from,
+            to,
+            "limit was cut to its floor: its upstream is down, or the target is too strict"
+        );
+    } else {
+        tracing::info!(namespace, limit, from, to, "limit was cut");
     }
 }
 

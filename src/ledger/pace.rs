@@ -28,6 +28,8 @@ pub(crate) struct PaceState {
     pub(crate) wall_ms: u64,
     /// Whether any result of this generation was accepted.
     pub(crate) any_accepted: bool,
+    /// Until when growth is used up: a tenth of the limit is a second of it.
+    pub(crate) grown_ms: u64,
     pub(crate) last_cut: Option<LastCut>,
 }
 
@@ -70,6 +72,7 @@ impl PaceState {
             wall_until_ms,
             wall_ms,
             any,
+            grown_ms,
             at_ms,
             from,
             to,
@@ -87,6 +90,7 @@ impl PaceState {
             wall_until_ms,
             wall_ms,
             any_accepted: any == 1,
+            grown_ms,
             last_cut: (at_ms > 0).then_some(LastCut { at_ms, from, to }),
         })
     }
@@ -165,7 +169,8 @@ impl PaceState {
         self.generation += 1;
     }
 
-    /// By one for each accepted result, if the limit binds, and by a tenth at most: each step lets in as many waiters at once.
+    /// By one for each accepted result, if the limit binds, and by a tenth a second at most: each step lets in as many waiters, and
+    /// what the upstream makes of them is to be known before many more follow.
     fn grow(&mut self, results: &Results, in_use: u32, now_ms: u64) {
         if results.accepted == 0 || !Self::binds(self.limit, in_use) {
             return;
@@ -175,8 +180,20 @@ impl PaceState {
         let stands = self.wall > 0 && (1..=self.wall_ms).contains(&left_ms);
         let below = if stands { self.wall - 1 } else { u32::MAX };
         let top = min(results.ceiling, below);
-        let step = min(results.accepted, max(self.limit / 10, 1));
-        self.limit = max(self.limit, min(self.limit + step, top));
+        let a_second = u64::from(max(self.limit / 10, 1));
+        // It is ahead if the clock was stepped back.
+        let unused_ms = now_ms
+            .checked_sub(self.grown_ms)
+            .unwrap_or(1_000)
+            .min(1_000);
+        let unused = (unused_ms * a_second / 1_000) as u32;
+        let limit = max(
+            self.limit,
+            min(self.limit + min(results.accepted, unused), top),
+        );
+        let used_ms = (1_000 * u64::from(limit - self.limit)).div_ceil(a_second);
+        self.grown_ms = now_ms.saturating_sub(unused_ms) + used_ms;
+        self.limit = limit;
         if 10 * u64::from(self.limit) > 11 * u64::from(self.wall) {
             self.wall = 0;
         }

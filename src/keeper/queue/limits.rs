@@ -125,8 +125,10 @@ impl Queue {
     fn note_cut(&self, ctx: &mut Context, cut: Option<Cut>) {
         if let Some(Cut { from, to, count }) = cut {
             ctx.measure(self.terms.limit_id, Measure::Cut(count));
-            let limit = self.terms.limit().clone();
-            ctx.log(LogEvent::LimitCut { limit, from, to });
+            if to < from {
+                let limit = self.terms.limit().clone();
+                ctx.log(LogEvent::LimitCut { limit, from, to });
+            }
         }
     }
 

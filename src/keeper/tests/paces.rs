@@ -14,11 +14,13 @@ use crate::{
 
 const MOMENT: Duration = Duration::from_millis(1);
 const TICK: Duration = Duration::from_millis(100);
+const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
+const FLOOR: u32 = 2;
 
 /// Ten slots at first.
 fn ten() -> Limit {
-    let (floor, ceiling) = (2, 40);
+    let (floor, ceiling) = (FLOOR, 40);
     Limit::concurrent("a", 10).adapted(Adapt { floor, ceiling })
 }
 
@@ -114,6 +116,26 @@ fn all_replicas_follow_one_value() {
     assert_eq!(world.cuts(0), [(9, 8)]);
 }
 
+/// An upstream that is down cuts a limit again and again: that it is at its floor is told once.
+#[test]
+fn cuts_at_the_floor_are_not_told() {
+    let mut world = World::new(1, &ten());
+    let mut told = Vec::new();
+    for _ in 0..8 {
+        let holders = world.holders(0, 2);
+        world.took(0, &holders, Overloaded);
+        world.took(0, &holders, Overloaded);
+        for lease in &holders {
+            world.release(0, lease);
+        }
+        world.settle();
+        world.pass(TICK);
+        told.append(&mut world.cuts(0));
+    }
+    assert_eq!(told, [(10, FLOOR)]);
+    assert!(world.state().is_some_and(|state| state.generation > 5));
+}
+
 #[test]
 fn a_waiter_gets_the_slot_that_an_accepted_request_adds() {
     let mut world = World::new(1, &ten());
@@ -125,10 +147,11 @@ fn a_waiter_gets_the_slot_that_an_accepted_request_adds() {
     assert!(held(world.collect(0, &waiters[0])));
     assert!(world.collect(0, &waiters[1]).is_none());
     assert_eq!(world.value(0), 11);
-    // Its own result adds the next, a tenth of a second later.
+    // Its own result adds the next, with the next report.
+    world.pass(TICK - MOMENT);
     world.took(0, &waiters[..1], Accepted);
     assert!(!world.may_send(0));
-    world.pass(TICK);
+    world.pass(SECOND);
     world.settle();
     assert!(held(world.collect(0, &waiters[1])));
 }
@@ -332,6 +355,7 @@ fn in_memory_it_finds_its_value() {
     }
     let waiter = ask(&mut core, PATIENT, now);
     assert!(core.begin_step(now).collect(waiter, false).is_none());
+    let now = now + SECOND;
     assert!(core.begin_step(now).report(&held[0], "a", Accepted));
     let taken = core.begin_step(now).collect(waiter, false);
     held.extend(taken.and_then(Result::ok).map(|taken| taken.leases));

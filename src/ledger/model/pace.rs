@@ -19,15 +19,16 @@ fn normal(state: PaceState) -> PaceState {
         generation: 1,
         wall_until_ms: if is_known { NOW_MS + left_ms } else { 0 },
         wall_ms: if is_known { state.wall_ms } else { 0 },
+        grown_ms: state.grown_ms.max(NOW_MS - 1_000),
         last_cut: None,
         ..state
     }
 }
 
 fn passed(state: PaceState, ms: u64) -> PaceState {
-    let wall_until_ms = state.wall_until_ms.saturating_sub(ms);
     normal(PaceState {
-        wall_until_ms,
+        wall_until_ms: state.wall_until_ms.saturating_sub(ms),
+        grown_ms: state.grown_ms - ms,
         ..state
     })
 }
@@ -57,6 +58,7 @@ fn check(before: PaceState, results: &Results, in_use: u32) -> PaceState {
         assert!(after.limit >= before.limit, "{of}");
         let grown = after.limit - before.limit;
         assert!(grown <= results.accepted.min(1), "a tenth is one: {of}");
+        assert!(grown == 0 || before.grown_ms + 1_000 <= NOW_MS, "{of}");
         assert!(grown == 0 || PaceState::binds(before.limit, in_use), "{of}");
         assert!(grown == 0 || !stands || after.limit < before.wall, "{of}");
     }

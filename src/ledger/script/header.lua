@@ -36,7 +36,8 @@
 -- may be lost: while any waiter stands in no line, the queue is served in order of arrival.
 --
 -- A ledger whose limit finds its own value has a text, '<ledger>:pace': limit, generation, score, wall, until when it stands and for
--- how long in ms, 1 if a result of this generation was accepted, and of the last cut its time in ms, from and to (see pace.rs).
+-- how long in ms, 1 if a result of this generation was accepted, until when growth is used up in ms, and of the last cut its time in
+-- ms, from and to (see pace.rs).
 --
 -- The state of a rate is a text, 'us rem count/period_us/burst/rounded/before_group/group/start_us charged since_us'
 -- (see rate.rs): the theoretical arrival time is us + rem / count. Versions without groups also wrote five words, but

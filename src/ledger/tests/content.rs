@@ -88,8 +88,8 @@ impl PaceState {
         ) = (self, u8::from(self.any_accepted));
         let walls = format!("{wall} {} {}", self.wall_until_ms, self.wall_ms);
         format!(
-            "{limit} {generation} {score} {walls} {any} {} {} {}",
-            cut.0, cut.1, cut.2
+            "{limit} {generation} {score} {walls} {any} {} {} {} {}",
+            self.grown_ms, cut.0, cut.1, cut.2
         )
     }
 }

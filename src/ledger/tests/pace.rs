@@ -36,6 +36,8 @@ struct Figures {
     refused: f64,
     /// From a rise of the capacity until 90 % of it are used.
     rise_ms: u64,
+    /// Refused in the first 20 s, which begin with as many requests at once as will ask later.
+    at_first: u32,
 }
 
 /// An upstream that refuses what is above its capacity. Half as many again ask as it had at first.
@@ -54,8 +56,9 @@ impl Upstream {
         let mut state = PaceState::new(200);
         let mut known = [NONE; REPLICAS];
         let mut requests: Vec<Request> = Vec::new();
+        let mut at_first = 0;
         let (mut used, mut whole, mut refused, mut all) = (0.0, 0.0, 0.0, 0.0);
-        let (mut rose_at, mut rise_ms, mut before, mut waiting) = (0, 0, 0, 0.0);
+        let (mut rose_at, mut rise_ms, mut before, mut waiting) = (0, 0, 0, 300.0);
         for now_ms in (0..length_ms).step_by(TICK_MS as usize) {
             let capacity = (self.capacity)(now_ms);
             if capacity > mem::replace(&mut before, capacity) {
@@ -88,6 +91,7 @@ impl Upstream {
                 let length_ms = (self.length_ms)(rng.f64()) as u64;
                 let replica = rng.usize(0..REPLICAS);
                 (refused, all) = (refused + f64::from(u8::from(is_refused)), all + 1.0);
+                at_first += u32::from(is_refused && now_ms < 20_000);
                 requests.push(Request {
                     replica,
                     generation: known[replica].generation,
@@ -109,6 +113,7 @@ impl Upstream {
             used: 100.0 * used / whole,
             refused: 1_000.0 * refused / all,
             rise_ms: rise_ms.saturating_sub(rose_at),
+            at_first,
         }
     }
 }
@@ -126,10 +131,10 @@ fn long(number: f64) -> f64 {
 #[test]
 fn it_follows_a_capacity_that_moves() {
     let kinds = [
-        (short as fn(f64) -> f64, 1_000.0, 25.0),
-        (long, 94_000.0, 40.0),
+        (short as fn(f64) -> f64, 1_000.0, 25.0, 400.0),
+        (long, 94_000.0, 40.0, 40.0),
     ];
-    for (length_ms, mean_ms, most) in kinds {
+    for (length_ms, mean_ms, most, most_at_first) in kinds {
         let upstream = Upstream {
             capacity: |now_ms| [200, 70, 150][now_ms as usize / 1_800_000],
             at_random: 0,
@@ -141,6 +146,7 @@ fn it_follows_a_capacity_that_moves() {
         let mean = |figure: fn(&Figures) -> f64| all.iter().map(figure).sum::<f64>() / 4.0;
         assert!(mean(|one| one.used) >= 93.0);
         assert!(mean(|one| one.refused) <= most);
+        assert!(mean(|one| one.at_first.into()) <= most_at_first);
         // Until the wall is over, at worst.
         let longest = all.iter().map(|one| one.rise_ms).max();
         assert!(longest <= Some(MAX_WALL_MS + 10_000), "{longest:?}");

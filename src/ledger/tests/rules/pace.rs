@@ -94,25 +94,56 @@ fn it_grows_by_one_for_each_accepted_result_if_it_binds() {
     assert_eq!(accept(&mut twins, 1), 11, "9 of 10");
     assert_eq!(accept(&mut twins, 1), 11, "9 of 11");
     twins.run(A, paced(acquire(10, 10..=20), 0, 0, 0));
+    twins.pass_ms(1_000);
     let reply = twins.run(A, paced(batch(10), 0, 1, 0));
     assert_eq!((promoted(&reply), reply.in_use), (vec![12], 12));
     assert_eq!(reply.pacing.map(|pacing| pacing.limit), Some(12));
 }
 
 #[test]
-fn it_grows_by_a_tenth_a_report_at_most_and_not_past_its_ceiling() {
+fn it_grows_by_a_tenth_a_second_at_most_and_not_past_its_ceiling() {
     let mut twins = scene(10);
-    assert_eq!(accept(&mut twins, 50), 11);
-    let mut limit = 11;
+    let mut limit = 10;
     while limit < BOUNDS.ceiling {
-        let first = 1_000 + u64::from(limit) * 100;
-        fill(&mut twins, first);
         let next = accept(&mut twins, 50);
-        assert!((limit + 1..=limit + limit / 10).contains(&next), "{next}");
+        assert_eq!(next, BOUNDS.ceiling.min(limit + limit / 10));
+        fill(&mut twins, 1_000 + u64::from(limit) * 100);
+        assert_eq!(accept(&mut twins, 50), next, "this second is used up");
         limit = next;
+        twins.pass_ms(1_000);
     }
     fill(&mut twins, 50_000);
     assert_eq!(accept(&mut twins, 50), 100);
+}
+
+/// However many replicas report, and however often; what is not used of a second is lost.
+#[test]
+fn a_second_of_growth_is_shared() {
+    let mut twins = scene(10);
+    overload(&mut twins, 1);
+    let steps = [
+        (0, 11),
+        (999, 11),
+        (1, 12),
+        (10_000, 13),
+        (500, 13),
+        (500, 14),
+    ];
+    for (number, (wait_ms, limit)) in (1..).zip(steps) {
+        twins.pass_ms(wait_ms);
+        fill(&mut twins, 1_000 * number);
+        assert_eq!(accept(&mut twins, 5), limit, "after {wait_ms} ms");
+    }
+}
+
+/// Nor does growth from before the clock was stepped back hold it.
+#[test]
+fn growth_that_is_ahead_does_not_count() {
+    let mut twins = scene(10);
+    assert_eq!(accept(&mut twins, 1), 11);
+    twins.now_us -= 60_000_000;
+    fill(&mut twins, 100);
+    assert_eq!(accept(&mut twins, 1), 12);
 }
 
 /// What leaves with the report was in use until then: a small limit that passes from hand to hand binds.
@@ -181,9 +212,11 @@ fn it_stays_below_the_wall_while_that_stands() {
     assert_eq!(accept(&mut twins, 1), 9);
     twins.pass_ms(1);
     assert_eq!(accept(&mut twins, 1), 10);
+    twins.pass_ms(1_000);
     assert_eq!(accept(&mut twins, 1), 11);
     assert_eq!(state(&twins).wall, 10);
     fill(&mut twins, 100);
+    twins.pass_ms(1_000);
     assert_eq!(accept(&mut twins, 1), 12, "a tenth above the wall");
     assert_eq!(state(&twins).wall, 0);
 }
@@ -354,8 +387,8 @@ fn operators_can_read_the_state() {
     for other in [
         "",
         "1 2",
-        "a 1 0 10 0 5000 1 0 0 0",
-        "4294967296 1 0 10 0 5000 1 0 0 0",
+        "a 1 0 10 0 5000 1 0 0 0 0",
+        "4294967296 1 0 10 0 5000 1 0 0 0 0",
     ] {
         assert_eq!(PaceState::parse(other.as_bytes()), None, "{other}");
     }
@@ -385,7 +418,7 @@ fn every_step_keeps_the_invariants() {
         assert_eq!(counted, is_present && has_any);
         assert!(counted || state == before);
         let grown = state.limit.saturating_sub(before.limit);
-        assert!(grown <= results.accepted);
+        assert!(grown <= results.accepted.min((before.limit / 10).max(1)));
         assert!(grown == 0 || PaceState::binds(before.limit, in_use));
         let is_cut = state.generation > before.generation;
         assert!(!is_cut || results.overloaded > 0 && state.limit < before.limit.max(6));
