@@ -150,6 +150,7 @@ impl Client {
         let (mut heard, mut is_told) = (Instant::now(), false);
         let held_until = serving.max_hold.map(|longest| heard + longest);
         loop {
+            let ping_by = self.client_timeout.map(|longest| heard + longest);
             tokio::select! {
                 biased;
                 () = self.events.closed() => return None,
@@ -162,7 +163,7 @@ impl Client {
                 }
                 () = due(held_until) => return Some("max_hold"),
                 () = held.pinged.notified() => heard = Instant::now(),
-                () = due(self.client_timeout.map(|longest| heard + longest)) => return Some("client_timeout"),
+                () = due(ping_by) => return Some("client_timeout"),
                 _ = beats.tick() => self.beat(),
             }
         }
