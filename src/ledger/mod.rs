@@ -69,7 +69,8 @@ pub(crate) use id::{more_members, parse_seq, seq_text};
 #[cfg(any(test, feature = "redis"))]
 pub(crate) use layout::FIRST_TICKET;
 pub(crate) use layout::{
-    ID_CHARS, MAX_LEASE_MS, RAMP_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET, WAIT_FOREVER_US, ramped,
+    ID_CHARS, MAX_LEASE_MS, OVERLOAD, RAMP_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET, TRIP,
+    WAIT_FOREVER_US, ramped,
 };
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};

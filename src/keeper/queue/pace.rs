@@ -6,7 +6,7 @@ use std::{mem, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    ledger::{PaceState, Pacing, Results},
+    ledger::{OVERLOAD, PaceState, Pacing, Results, TRIP},
     limit::{Adapt, Verdict},
     operable::PaceLook,
 };
@@ -95,7 +95,7 @@ impl KeyPace {
         };
         *count = count.saturating_add(1);
         pace.counted += u64::from(verdict == Verdict::Overloaded);
-        let is_now = now >= pace.next_report;
+        let is_now = pace.may_report(now);
         pace.is_due |= matters && !is_now;
         matters && is_now
     }
@@ -105,7 +105,7 @@ impl KeyPace {
         let mut results = no_results(adapt);
         if let Some(pace) = &mut self.0 {
             results.generation = pace.pacing.generation;
-            if now >= pace.next_report && pace.accepted.max(pace.overloaded) > 0 {
+            if pace.may_report(now) && pace.accepted.max(pace.overloaded) > 0 {
                 (results.accepted, results.overloaded) = pace.take();
                 pace.next_report = now + BETWEEN;
             }
@@ -185,6 +185,13 @@ impl Pace {
         }
     }
 
+    /// Results that cut the limit by themselves are told at once, while those that were in use then still are.
+    fn may_report(&self, now: Instant) -> bool {
+        let cuts = u64::from(OVERLOAD) * u64::from(self.overloaded)
+            >= u64::from(TRIP) + u64::from(self.accepted);
+        cuts || now >= self.next_report
+    }
+
     fn take(&mut self) -> (u32, u32) {
         self.is_due = false;
         let results = (self.accepted, self.overloaded);
@@ -260,6 +267,19 @@ mod tests {
     }
 
     #[test]
+    fn overloads_that_cut_the_limit_are_reported_at_once() {
+        let (mut pace, now) = known(10, 3);
+        pace.count(Accepted, now, true, now);
+        assert_eq!(taken(&mut pace, now), (3, 1, 0));
+        pace.count(Accepted, now, true, now);
+        let mut report = || pace.count(Overloaded, now, true, now + MS);
+        assert!([report(), report(), report()].iter().all(|is_now| !is_now));
+        assert!(report(), "one accepted result outweighs an eighth");
+        assert_eq!(taken(&mut pace, now + MS), (3, 1, 4));
+        assert_eq!(pace.next_due(), None);
+    }
+
+    #[test]
     fn permits_that_are_older_than_the_generation_do_not_count() {
         let (mut pace, now) = known(10, 0);
         pace.count(Overloaded, now, true, now);
@@ -311,7 +331,7 @@ mod tests {
     fn without_a_store_this_process_decides() {
         let (mut pace, now) = (KeyPace::default(), Instant::now());
         let mut count = |verdict, since: Instant, at: Instant| {
-            let at_ms = at.duration_since(now).as_millis() as u64;
+            let at_ms = 1_000 + at.duration_since(now).as_millis() as u64;
             let cut = pace.count_here(verdict, since, (BOUNDS, 10), 10, (at_ms, at));
             (pace.pacing().map(|pacing| pacing.limit), cut)
         };

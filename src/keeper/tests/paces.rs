@@ -116,6 +116,23 @@ fn all_replicas_follow_one_value() {
     assert_eq!(world.cuts(0), [(9, 8)]);
 }
 
+/// Although it has just reported: until the next report, those that were in use would be gone.
+#[test]
+fn a_burst_of_refusals_cuts_by_what_was_in_use() {
+    let mut world = World::new(1, &ten());
+    let holders = world.holders(0, 10);
+    world.took(0, &holders[..1], Accepted);
+    assert_eq!(counts(&world.batch(0)), (0, 1, 0));
+    world.pass(MOMENT);
+    for lease in &holders {
+        world.took(0, [lease], Overloaded);
+        world.release(0, lease);
+        world.settle();
+    }
+    assert_eq!(world.cuts(0), [(11, 7)], "two of ten were gone");
+    assert_eq!(world.state().map(|state| state.limit), Some(7));
+}
+
 /// An upstream that is down cuts a limit again and again: that it is at its floor is told once.
 #[test]
 fn cuts_at_the_floor_are_not_told() {
