@@ -136,7 +136,7 @@ pub(super) struct Context {
     /// Number of introductions of queues that are over.
     pub introduced: u64,
     /// The last step has left due work to the next one.
-    pub is_behind: bool,
+    pub has_overdue: bool,
     /// Decisions on requests that the core has yet to follow.
     pub decided: Vec<Decided>,
     /// An exchange with one batch, reused for the ledgers in this process, which ignore its times.
@@ -175,7 +175,7 @@ impl Context {
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),
             introduced: 0,
-            is_behind: false,
+            has_overdue: false,
             decided: Vec::new(),
             scratch: Exchange {
                 replica,

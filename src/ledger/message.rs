@@ -283,7 +283,7 @@ pub(crate) struct Refund {
 pub(crate) struct Reply {
     /// Store time, read once for the whole exchange.
     pub(crate) now_us: u64,
-    /// The sweep budget ran out before the work was done: send another exchange at once.
+    /// The sweep budget ran out, or a newcomer that fits queued behind others: send another exchange at once.
     pub(crate) more: bool,
     /// The exchange arrived after its `not_after_us`: nothing was done, and nothing follows.
     pub(crate) is_late: bool,

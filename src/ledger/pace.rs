@@ -5,7 +5,10 @@
 //! a while, which doubles if it meets the wall in the same place again, unless nothing was accepted since: that is an outage. All
 //! arithmetic is in whole numbers, and is the same in `script/pace.lua`.
 
-use std::cmp::{max, min};
+use std::{
+    cmp::{max, min},
+    str::{FromStr, Split},
+};
 
 use super::{
     Pacing, Results,
@@ -62,37 +65,21 @@ impl PaceState {
 
     /// Reads the text in the store: the numbers in the order of the fields.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
-        let words = str::from_utf8(text).ok()?.split(' ');
-        let numbers: Option<Vec<u64>> = words.map(|word| word.parse().ok()).collect();
-        let [
-            limit,
-            generation,
-            score,
-            wall,
-            wall_until_ms,
-            wall_ms,
-            any,
-            grown_ms,
-            at_ms,
-            from,
-            to,
-        ] = numbers?[..]
-        else {
-            return None;
+        let words = &mut str::from_utf8(text).ok()?.split(' ');
+        let mut state = Self {
+            limit: number(words)?,
+            generation: number(words)?,
+            score: number(words)?,
+            wall: number(words)?,
+            wall_until_ms: number(words)?,
+            wall_ms: number(words)?,
+            any_accepted: number::<u8>(words)? == 1,
+            grown_ms: number(words)?,
+            last_cut: None,
         };
-        let small = |number: u64| u32::try_from(number).ok();
-        let (from, to) = (small(from)?, small(to)?);
-        Some(Self {
-            limit: small(limit)?,
-            generation,
-            score: small(score)?,
-            wall: small(wall)?,
-            wall_until_ms,
-            wall_ms,
-            any_accepted: any == 1,
-            grown_ms,
-            last_cut: (at_ms > 0).then_some(LastCut { at_ms, from, to }),
-        })
+        let (at_ms, from, to) = (number(words)?, number(words)?, number(words)?);
+        state.last_cut = (at_ms > 0).then_some(LastCut { at_ms, from, to });
+        words.next().is_none().then_some(state)
     }
 
     /// Whether nothing is known that matters: the limit is what it began with.
@@ -127,13 +114,8 @@ impl PaceState {
 
     /// Counts results, while this much was in use. Returns whether any counted: not those of another generation.
     pub(crate) fn count(&mut self, results: &Results, in_use: u32, now_ms: u64) -> bool {
-        let Results {
-            accepted,
-            overloaded,
-            generation,
-            ..
-        } = *results;
-        if generation != self.generation || max(accepted, overloaded) == 0 {
+        let (accepted, overloaded) = (results.accepted, results.overloaded);
+        if results.generation != self.generation || max(accepted, overloaded) == 0 {
             return false;
         }
         self.limit = self.pacing(results).limit;
@@ -198,4 +180,8 @@ impl PaceState {
             self.wall = 0;
         }
     }
+}
+
+fn number<T: FromStr>(words: &mut Split<'_, char>) -> Option<T> {
+    words.next()?.parse().ok()
 }

@@ -41,7 +41,7 @@ impl Connection {
     }
 
     /// It has ended, or there was none. `last`: the exchange drafted last.
-    pub fn left(&mut self, last: u64) -> &mut Self {
+    pub fn ended(&mut self, last: u64) -> &mut Self {
         self.clock = None;
         self.begins_after = last;
         self
@@ -155,7 +155,7 @@ mod tests {
         assert!(!connection.has_clock(), "made, and not yet answered");
         connection.answered(2, seen(1_000, now), true);
         assert_eq!(connection.store_us(now + ms(1)), Some(2_000));
-        connection.left(3);
+        connection.ended(3);
         assert!(!connection.has(3) && connection.has(4));
         connection.answered(3, seen(1_000, now), true);
         assert!(!connection.has_clock());

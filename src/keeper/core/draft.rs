@@ -142,7 +142,7 @@ impl Batches {
             return None;
         };
         let units = weight_of(seq) as usize;
-        let has_room = queue.make_room(ctx, units);
+        let is_covered = queue.make_room(ctx, units);
         let batch = match self.of(lease.queue) {
             Some(number) => {
                 let (batch, pending) = (&mut self.drafted[number], &mut self.pending[number]);
@@ -156,7 +156,7 @@ impl Batches {
                 self.drafted.len() - 1
             }
         };
-        let (want, payer) = queue.take_leg(ctx, seq, has_room)?;
+        let (want, payer) = queue.take_leg(ctx, seq, is_covered)?;
         self.drafted[batch].waits |= want == Want::Wait;
         self.room = self.room.saturating_sub(units);
         Some(ClaimAsk {
@@ -663,7 +663,7 @@ mod tests {
         scene.ask(0, 1);
         assert!(scene.0.may_send());
         let last = scene.0.exchanges;
-        scene.link().connection.left(last);
+        scene.link().connection.ended(last);
         let hello = scene.draft().fill_and_send().expect("it connects first");
         assert!(hello.exchange.is_hello());
         assert!(!scene.0.may_send(), "it is connecting");

@@ -272,7 +272,7 @@ impl Core {
     pub fn behind_us(&self, limit: LimitId, key: &Key, tenants: &[TenantId]) -> Vec<Option<u64>> {
         let queue = self.queues.of_key(limit, key);
         let ledger = queue.and_then(|queue| self.queues[queue].here.get());
-        let behind = |ledger: &Ledger| tenants.iter().map(|one| ledger.behind_us(*one)).collect();
+        let behind = |ledger: &Ledger| tenants.iter().map(|one| ledger.ahead_us(*one)).collect();
         ledger.map_or_else(Vec::new, behind)
     }
 

@@ -160,9 +160,9 @@ impl Core {
 
     /// Lets the first request whose time to ask the store is up fall back.
     pub(super) fn end_asking(&mut self) -> bool {
-        let (now, is_behind) = (self.ctx.now, self.ctx.is_behind);
+        let (now, has_overdue) = (self.ctx.now, self.ctx.has_overdue);
         let timeout = self.ctx.settings.store_timeout;
-        let ended = self.requests.end_asking(now, timeout, is_behind);
+        let ended = self.requests.end_asking(now, timeout, has_overdue);
         if let Some((id, since)) = ended {
             self.decide_alone(id, since);
         }

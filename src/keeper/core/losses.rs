@@ -3,7 +3,7 @@
 //! | | all data of a part | one key |
 //! | --- | --- | --- |
 //! | found | a query shows another generation: `link.rs` (`compare_generation`), here (`on_generation`); a newcomer under a strict limit finds an empty ledger and another generation: `store.rs` (`batch_unusable`), which makes it ask | an answer lacks permits: `queue/exchange.rs` (`on_answer`); the suspicion makes `draft.rs` (`asks_generation`) ask whether all are lost |
-//! | told to others | by the store, when it answers the first such query: `hello.lua` | with the next adoption: `queue/outbox.rs` (`tell_loss`) |
+//! | told to others | by the store, when it answers the first such query: `hello.lua` | with the next adoption: `queue/outbox.rs` (`set_tells_loss`) |
 //! | heard | here (`on_lost`): newcomers wait at once, and the generation is asked for | here (`on_lost`) |
 //! | then | every queue introduces its holders: `queue/outage.rs` (`introduce`) | its queue does |
 //! | permits back | holders that the store lacks are adopted: `queue/exchange.rs` (`renewed`, then `take_by_name`, `adopted`) | the same |

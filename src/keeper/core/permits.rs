@@ -387,7 +387,7 @@ impl Core {
         if self.ctx.reports.next_due().is_some_and(|due| due <= now) {
             self.ctx.log_reports();
         }
-        self.ctx.is_behind = left == 0;
+        self.ctx.has_overdue = left == 0;
         left == 0
     }
 

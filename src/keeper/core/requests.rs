@@ -93,7 +93,7 @@ struct Asking {
 }
 
 pub(super) enum Stage {
-    /// The legs decide on the next step, or one of them waits in a queue.
+    /// The legs decide on the next step, or one of them waits in its ledger.
     Open,
     /// A slot that it asks for is in the outbox of its queue, or was sent from there.
     ByQueue,
@@ -363,19 +363,19 @@ impl Requests {
         Some(id)
     }
 
-    /// The first request whose time to ask the store is up, and since when it has asked. `is_behind`: the last step has
+    /// The first request whose time to ask the store is up, and since when it has asked. `has_overdue`: the last step has
     /// left due work to this one.
     pub fn end_asking(
         &mut self,
         now: Instant,
         store_timeout: Duration,
-        is_behind: bool,
+        has_overdue: bool,
     ) -> Option<(RequestId, Instant)> {
         let due = self.next_end_of_asking().filter(|due| *due <= now)?;
         // This process stood still: answers that arrived meanwhile are read first, but only once.
         let has_rested = |until| now > until + store_timeout;
         let rested = self.patient_until.is_none_or(has_rested);
-        if now > due + STOOD_STILL && rested && !is_behind {
+        if now > due + STOOD_STILL && rested && !has_overdue {
             self.patient_until = Some(now + STOOD_STILL);
             return None;
         }

@@ -66,7 +66,7 @@ impl Core {
         };
         // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
         if is_in_use {
-            link.connection.left(self.exchanges);
+            link.connection.ended(self.exchanges);
         }
         self.unanswered(sent, false);
         self.note_failure(failure, id, &error.error.message);
@@ -106,7 +106,7 @@ impl Core {
         self.ctx.driven = false;
         for part in self.ctx.settings.parts.all() {
             // The next driver has its own connections.
-            self.links[part].connection.left(self.exchanges);
+            self.links[part].connection.ended(self.exchanges);
             for sent in mem::take(&mut self.links[part].in_flight) {
                 self.unanswered(sent, false);
             }
@@ -165,7 +165,7 @@ impl Core {
             Event::Connected => self.on_connected(part),
             // Perhaps the server has ended: holders may be forgotten, and waiters promoted without a wake-up.
             Event::Disconnected => {
-                let connection = self.links[part].connection.left(self.exchanges);
+                let connection = self.links[part].connection.ended(self.exchanges);
                 connection.reconnect_soon(self.ctx.now);
             }
             Event::Wake(wake) => self.on_wake(wake),
@@ -348,7 +348,7 @@ impl Core {
     /// No part of the store has a connection.
     pub fn leave_connections(&mut self) {
         for link in self.links.iter_mut() {
-            let connection = link.connection.left(self.exchanges);
+            let connection = link.connection.ended(self.exchanges);
             connection.reconnect_in(Duration::ZERO, self.ctx.now);
         }
     }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     PendingBatch, Queue, Release,
-    entries::entry::{Entry, HeldSlot, Holder, Line, State},
+    entries::entry::{Entry, HeldSlot, Holder, State, WaitsIn},
 };
 use crate::{
     fallbacks::Availability,
@@ -150,11 +150,11 @@ impl Queue {
             State::Checking { .. } => {
                 ensure!(is_renewing || entering, "is checked by nobody");
             }
-            State::Waiting(Line::Here) => {
+            State::Waiting(WaitsIn::Here) => {
                 ensure!(self.here.get().is_some(), "waits here, where no ledger is");
                 ensure!(!presence.may_be_known(), "waits here, and in the store");
             }
-            State::Waiting(Line::InStore { .. }) => {
+            State::Waiting(WaitsIn::InStore { .. }) => {
                 ensure!(
                     presence.is_present(),
                     "waits in a store that does not have it"
@@ -207,7 +207,7 @@ impl Queue {
         let held: BTreeSet<Seq> = self.entries.those(Entry::is_held).into_iter().collect();
         let waiting = self
             .entries
-            .those(|entry| matches!(entry.state(), State::Waiting(Line::Here)));
+            .those(|entry| matches!(entry.state(), State::Waiting(WaitsIn::Here)));
         let waiting: BTreeSet<Seq> = waiting.into_iter().collect();
         let ghosts: Vec<_> = holders.difference(&held).copied().collect();
         ensure!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} hold slots here");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{
     Queue,
-    entries::entry::{Debt, Line, Payment, State, cost_us},
+    entries::entry::{Debt, Payment, State, WaitsIn, cost_us},
 };
 use crate::{
     keeper::context::Context,
@@ -42,7 +42,7 @@ impl Queue {
         paying.payer()
     }
 
-    /// A report of what a held permit owes by now, if others wait. It counts as paid from then on; so does a time in which
+    /// A report of what a held permit owes by now, if anyone waits. It counts as paid from then on; so does a time in which
     /// nobody waited.
     pub(super) fn take_report(&mut self, ctx: &Context, seq: Seq) -> Option<Report> {
         let owed = self.owed(ctx, seq);
@@ -52,11 +52,11 @@ impl Queue {
         }
         let is_ahead = owed.as_ref().is_some_and(|report| report.us < 0);
         let paying = entry.paying_mut().filter(|_| !is_ahead)?;
-        let others_wait = self.snapshot.waiting() > 0;
-        if others_wait || paying.paid != Payment::Nothing {
+        let anyone_waits = self.snapshot.waiting() > 0;
+        if anyone_waits || paying.paid != Payment::Nothing {
             paying.paid = Payment::Until(ctx.now);
         }
-        owed.filter(|_| others_wait)
+        owed.filter(|_| anyone_waits)
     }
 
     /// The debt of a held permit by now; negative if more was paid.
@@ -92,10 +92,10 @@ impl Queue {
     fn debt_if_fair(&self, ctx: &Context, seq: Seq) -> Option<Debt> {
         let entry = self.entries.get(seq)?;
         let ticket = match *entry.state() {
-            State::Waiting(Line::InStore { ticket, .. }) => ticket,
+            State::Waiting(WaitsIn::InStore { ticket, .. }) => ticket,
             // Given up before the store had answered that it waits.
             State::Leaving => entry.ticket()?.get(),
-            State::Waiting(Line::Here) => {
+            State::Waiting(WaitsIn::Here) => {
                 let replica = ctx.settings.replica;
                 let standing = self.here.get()?.standing(MemberId { replica, seq })?;
                 standing.ticket()?

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, num::NonZero};
 
 use tokio::time::Instant;
 
-use self::entry::{Entry, Line, State};
+use self::entry::{Entry, State, WaitsIn};
 use super::{presence::Presence, snapshot::Snapshot};
 use crate::{
     keeper::context::{Context, Decided, Decision},
@@ -119,7 +119,7 @@ impl Entries {
         entry.state = state;
         count(ctx, &mut self.held, self.limit, entry, true);
         count_tenant(ctx, self.limit, entry, was_counted, entry.is_counted());
-        if let State::Waiting(Line::InStore { ticket, .. }) = state {
+        if let State::Waiting(WaitsIn::InStore { ticket, .. }) = state {
             let waiting = self.by_ticket.get_or_insert_default();
             waiting.insert((ticket, seq));
         }
@@ -201,7 +201,7 @@ impl Entries {
     /// The store had not granted the slot when the snapshot was taken.
     pub fn saw_waiting(&mut self, seq: Seq, snapshot: &Snapshot) {
         if let Some(entry) = self.all.get_mut(&seq)
-            && let State::Waiting(Line::InStore { ticket, seen, .. }) = &mut entry.state
+            && let State::Waiting(WaitsIn::InStore { ticket, seen, .. }) = &mut entry.state
         {
             *seen = snapshot.seen_waiting(*ticket, *seen);
         }
@@ -210,7 +210,7 @@ impl Entries {
     /// The store has told the place of a waiter.
     pub fn tell_place(&mut self, seq: Seq, place: u32) {
         if let Some(entry) = self.all.get_mut(&seq)
-            && let State::Waiting(Line::InStore { told, .. }) = &mut entry.state
+            && let State::Waiting(WaitsIn::InStore { told, .. }) = &mut entry.state
         {
             *told = NonZero::new(place);
         }
@@ -248,7 +248,7 @@ fn end_doubt(ctx: &mut Context, entry: &mut Entry, unconfirmed: &mut u32) {
 /// Removes an entry from the indexes of its state. The queue's timers stay: those of waiters until the next answer, that
 /// of held permits until it is due.
 fn unindex(entry: &Entry, by_ticket: &mut ByTicket) {
-    if let State::Waiting(Line::InStore { ticket, .. }) = entry.state
+    if let State::Waiting(WaitsIn::InStore { ticket, .. }) = entry.state
         && let Some(by_ticket) = by_ticket
     {
         by_ticket.remove(&(ticket, entry.lease.seq()));
@@ -343,7 +343,7 @@ mod tests {
             let (mut held, mut unconfirmed) = (HeldUnits::default(), 0);
             for (seq, entry) in self.all.iter() {
                 match entry.state() {
-                    State::Waiting(Line::InStore { ticket, .. }) => {
+                    State::Waiting(WaitsIn::InStore { ticket, .. }) => {
                         waiting.insert((*ticket, *seq));
                     }
                     State::Held(hold) => {
@@ -420,7 +420,7 @@ mod tests {
         }
 
         fn waiting(&self, ticket: i64) -> State {
-            State::Waiting(Line::InStore {
+            State::Waiting(WaitsIn::InStore {
                 ticket,
                 seen: StoreMoment {
                     store_us: 0,

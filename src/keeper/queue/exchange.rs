@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{
     Doubt, Newcomer, PendingBatch, Queue, Use,
     dues::{add_debt, add_report},
-    entries::entry::{Entry, HeldSlot, Line, State},
+    entries::entry::{Entry, HeldSlot, State, WaitsIn},
     polls::{Polled, Polls},
     releases::take_room,
     snapshot::places_of,
@@ -101,7 +101,7 @@ impl Queue {
         }
         if !self.entries.is_introducing() {
             // After a stall, leases that have ended may be among them until all that is due is done.
-            pending.held = if ctx.is_behind {
+            pending.held = if ctx.has_overdue {
                 0
             } else {
                 self.entries.held().in_store
@@ -179,12 +179,12 @@ impl Queue {
         pending.held = pending.held.min(self.entries.held().in_store);
     }
 
-    /// Sends an entry with the others of its request. Returns its ask, and who pays. `has_room`: idle slots are released for it.
+    /// Sends an entry with the others of its request. Returns its ask, and who pays. `is_covered`: idle slots are released for it.
     pub fn take_leg(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
-        has_room: bool,
+        is_covered: bool,
     ) -> Option<(Want, Option<Payer>)> {
         let entry = self.entries.get(seq)?;
         let want = match (entry.is_shadow(), entry.waits) {
@@ -192,7 +192,7 @@ impl Queue {
             (false, false) => Want::Now,
             (false, true) => Want::Wait,
         };
-        self.send_leg(ctx, seq, has_room);
+        self.send_leg(ctx, seq, is_covered);
         Some((want, self.quote(ctx, seq)))
     }
 }
@@ -208,8 +208,9 @@ impl Queue {
         answer: BatchReply,
         at: StoreMoment,
     ) {
+        // Before the snapshot follows this answer: they compare it with the one before.
         self.remember_waiting(answer.head);
-        let seen = self.snapshot.seen();
+        let seen_before = self.snapshot.seen();
         self.snapshot.follow(&answer, at);
         let found = self.follow_pacing(ctx, answer.pacing, at.sent);
         pending.limit = found.unwrap_or(pending.limit);
@@ -225,7 +226,7 @@ impl Queue {
         }
         let places: Vec<_> = places_of(&batch.renew, &answer).collect();
         let is_introducing = self.entries.is_introducing();
-        let mut is_lost = self.lacks_own(ctx, batch, pending, &answer, seen);
+        let mut is_lost = self.lacks_own(ctx, batch, pending, &answer, seen_before);
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             is_lost |= self.renewed(ctx, *seq, standing, at);
         }
@@ -392,7 +393,7 @@ impl Queue {
     /// The store's answer to an ask. If it waits, it was subtracted from the snapshot before, and is counted again here: its
     /// place.
     pub fn acquired(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
-        let is_returning = self.terms.is_returning(ctx) || self.pause.is_lost(ctx.now);
+        let asks_again = self.terms.is_returning(ctx) || self.pause.is_lost(ctx.now);
         let place = standing.ticket().map_or(0, |_| self.snapshot.join());
         let Some(entry) = self.entries.get_mut(seq) else {
             return;
@@ -402,7 +403,7 @@ impl Queue {
         let State::Sent { .. } = entry.state() else {
             return match standing {
                 // After a loss, holders return first: see below.
-                Standing::Held { until_ms } if entry.presence.is_spare() && !is_returning => {
+                Standing::Held { until_ms } if entry.presence.is_spare() && !asks_again => {
                     self.keep_spare(ctx, seq, at, until_ms);
                 }
                 _ => self.answered_late(ctx, seq, standing),
@@ -410,7 +411,7 @@ impl Queue {
         };
         match standing {
             // Sent before the loss was known. The request asks again, behind the holders, or in the pause.
-            Standing::Held { .. } if is_returning => self.park(ctx, seq),
+            Standing::Held { .. } if asks_again => self.park(ctx, seq),
             Standing::Held { until_ms } => {
                 entry.forget_prepayment();
                 self.held_until(ctx, seq, at, until_ms);
@@ -464,8 +465,8 @@ impl Queue {
         let pause = Polls::pause(ctx.settings.poll_interval);
         for seq in self.entries.before(head.unwrap_or(0)) {
             match self.entries.get(seq).map(Entry::state) {
-                Some(State::Waiting(Line::InStore { seen, .. })) if at.sent < seen.sent + pause => {
-                }
+                Some(State::Waiting(WaitsIn::InStore { seen, .. }))
+                    if at.sent < seen.sent + pause => {}
                 _ => self.ask_about(seq),
             }
         }
@@ -493,7 +494,7 @@ impl Queue {
     /// Another replica's exchange has promoted a waiter.
     pub fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
         let (seen_us, sent) = match self.entries.get(seq).map(Entry::state) {
-            Some(State::Waiting(Line::InStore { ticket, seen, .. })) => {
+            Some(State::Waiting(WaitsIn::InStore { ticket, seen, .. })) => {
                 let seen = if self.terms.limit().is_fair() {
                     *seen
                 } else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{
     Decider, Queue,
-    entries::entry::{Entry, Line, State},
+    entries::entry::{Entry, State, WaitsIn},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -36,7 +36,7 @@ impl Queue {
     /// Ends the ledger in this process: those who wait there ask again.
     pub(super) fn end_ledger(&mut self, ctx: &mut Context) {
         self.here.end();
-        let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(Line::Here));
+        let waits = |entry: &Entry| matches!(entry.state(), State::Waiting(WaitsIn::Here));
         for seq in self.entries.those(waits) {
             self.park(ctx, seq);
         }
@@ -158,7 +158,7 @@ impl Queue {
             Ok(Standing::Waiting { .. }) => {
                 entry.place = self.snapshot.waiting();
                 entry.begin(ctx.now);
-                return self.set(ctx, seq, State::Waiting(Line::Here));
+                return self.set(ctx, seq, State::Waiting(WaitsIn::Here));
             }
             // The claim did not reach this ledger.
             Ok(Standing::Absent | Standing::Adopted { .. }) => return,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{
     Doubt, PendingBatch, Queue, Use,
-    entries::entry::{Entry, Line, State},
+    entries::entry::{Entry, State, WaitsIn},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -52,9 +52,9 @@ impl Queue {
     /// restore a permit that was released meanwhile. Waiters follow.
     pub fn introduce(&mut self, ctx: &mut Context, why: Doubt) {
         match why {
-            Doubt::Missing => self.outbox.tell_loss(true),
+            Doubt::Missing => self.outbox.set_tells_loss(true),
             Doubt::Told => {
-                self.outbox.tell_loss(false);
+                self.outbox.set_tells_loss(false);
                 if (ctx.returns).has_just_begun(self.terms.id, ctx.now) {
                     return;
                 }
@@ -196,17 +196,17 @@ impl Queue {
 impl Queue {
     /// Whether the ledger has fewer permits than this process alone: it has lost some. Waiters count too, except for a short
     /// time after a silence of this process, in which they may be evicted. One may be missing, because its grant may have
-    /// ended. `seen`: moment of the last answer.
+    /// ended. `seen_before`: moment of the answer before this one.
     pub fn lacks_own(
         &mut self,
         ctx: &Context,
         batch: &Batch,
         pending: &PendingBatch,
         answer: &BatchReply,
-        seen: StoreMoment,
+        seen_before: StoreMoment,
     ) -> bool {
         let settings = &ctx.settings;
-        let is_late = ctx.now > seen.sent + settings.poll_interval + settings.store_timeout;
+        let is_late = ctx.now > seen_before.sent + settings.poll_interval + settings.store_timeout;
         if is_late {
             self.polls.distrust_absence(ctx.now);
         }
@@ -259,8 +259,8 @@ impl Queue {
             self.here.end();
         }
         let mut leaving = self.entries.those(|entry| match entry.state() {
-            State::Waiting(Line::Here) => refused,
-            State::Waiting(Line::InStore { .. }) | State::Checking { .. } => true,
+            State::Waiting(WaitsIn::Here) => refused,
+            State::Waiting(WaitsIn::InStore { .. }) | State::Checking { .. } => true,
             _ => false,
         });
         ctx.drop_inquiries(&mut self.outbox.take_inquiries());

@@ -79,8 +79,8 @@ impl Outbox {
         self.asks_holders = true;
     }
 
-    /// This process has found a loss, or another has told it.
-    pub fn tell_loss(&mut self, is_ours: bool) {
+    /// This process has found a loss, which it tells the others; or another has told it.
+    pub fn set_tells_loss(&mut self, is_ours: bool) {
         self.tells_loss = is_ours;
     }
 
@@ -147,7 +147,7 @@ impl Outbox {
 
 /// Batches.
 impl Outbox {
-    /// Begins a batch. Returns whether it asks for the holders of this process.
+    /// Begins a batch, so none is wanted any more. Returns whether it asks for the holders of this process.
     pub fn begin(&mut self) -> bool {
         self.wants_batch = false;
         mem::take(&mut self.asks_holders)
@@ -300,12 +300,12 @@ mod tests {
     #[test]
     fn a_loss_is_told_and_holders_are_asked_for_once() {
         let mut outbox = Outbox::default();
-        outbox.tell_loss(true);
+        outbox.set_tells_loss(true);
         outbox.ask_for_holders();
         assert!(outbox.begin() && !outbox.begin());
         assert!(outbox.take_loss() && !outbox.take_loss());
-        outbox.tell_loss(true);
-        outbox.tell_loss(false);
+        outbox.set_tells_loss(true);
+        outbox.set_tells_loss(false);
         assert!(!outbox.take_loss(), "another replica has told it");
         outbox.again(true, false);
         assert!(outbox.take_loss() && !outbox.begin(), "not answered");

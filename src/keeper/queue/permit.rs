@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{
     FORGET_AFTER, Newcomer, Queue, Release, Use,
     dues::add_debt,
-    entries::entry::{Debt, Entry, HeldSlot, Holder, Line, Paying, Requester, State},
+    entries::entry::{Debt, Entry, HeldSlot, Holder, Paying, Requester, State, WaitsIn},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -47,7 +47,7 @@ impl Queue {
     pub(super) fn set(&mut self, ctx: &mut Context, seq: Seq, state: State) {
         if self.entries.set(ctx, seq, state) {
             match state {
-                State::Waiting(Line::InStore { .. }) => self.polls.begin(),
+                State::Waiting(WaitsIn::InStore { .. }) => self.polls.begin(),
                 State::Held(HeldSlot { due: Some(at), .. }) => self.renewals.note(at),
                 _ => {}
             }
@@ -75,9 +75,9 @@ impl Queue {
     }
 
     /// Sends an entry of a request for several slots or charges.
-    pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) {
+    pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq, is_covered: bool) {
         self.set(ctx, seq, State::Sent { at: ctx.now });
-        if !has_room {
+        if !is_covered {
             self.kept.precede(seq);
         }
         if let Some(entry) = self.entries.get_mut(seq) {
@@ -89,7 +89,7 @@ impl Queue {
     pub(super) fn check_grant(&mut self, ctx: &mut Context, seq: Seq) {
         let since = ctx.now;
         if let Some(entry) = self.entries.get_mut(seq)
-            && let State::Waiting(Line::InStore { ticket, .. }) = *entry.state()
+            && let State::Waiting(WaitsIn::InStore { ticket, .. }) = *entry.state()
         {
             entry.set_ticket(ticket);
         }
@@ -161,7 +161,7 @@ impl Queue {
     /// Drops an entry whose user has gone: now, or once the exchange that may enter it into the store is answered.
     pub fn release(&mut self, ctx: &mut Context, seq: Seq, use_of_slot: Use) {
         if use_of_slot == Use::Idle {
-            // The pool has taken it from the sum, and so does its removal.
+            // The pool has subtracted it from the gauge, and so will its removal.
             ctx.measure(self.terms.limit_id, Measure::Held(1.0));
         }
         let debt = self.debt_of(ctx, seq);

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Queue,
-    entries::entry::{Line, State},
+    entries::entry::{State, WaitsIn},
 };
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
@@ -37,8 +37,8 @@ impl Queue {
     pub fn in_line(&self, seq: Seq) -> Option<InLine> {
         let entry = self.entries.get(seq)?;
         let (ticket, told) = match *entry.state() {
-            State::Waiting(Line::InStore { ticket, told, .. }) => (Some(ticket), told),
-            State::Waiting(Line::Here) | State::Checking { .. } => (None, None),
+            State::Waiting(WaitsIn::InStore { ticket, told, .. }) => (Some(ticket), told),
+            State::Waiting(WaitsIn::Here) | State::Checking { .. } => (None, None),
             _ => return None,
         };
         let ticket = ticket.filter(|_| !self.terms.limit().is_fair());

@@ -9,7 +9,7 @@ use crate::ledger::{
 /// State of one exchange while it runs.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// The budget ran out before the work was done: run another exchange at once.
+    /// See [`Reply::more`](crate::ledger::Reply::more).
     pub(crate) more: bool,
     pub(crate) published: Published,
     /// The caller subscribes to its wake-ups.

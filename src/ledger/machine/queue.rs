@@ -43,7 +43,7 @@ impl Ledger {
             && let Some((id, in_line)) =
                 self.next_waiter(call, &mut passed_in_lines, &mut last_passed)
         {
-            match self.presence(call, id.replica) {
+            match self.contact_with(call, id.replica) {
                 Contact::Dead => {
                     call.spend(1);
                     self.remove(id);
@@ -112,6 +112,7 @@ impl Ledger {
 
     fn grant(&mut self, call: &mut Call, id: MemberId, in_line: Option<Lined>, until_ms: u64) {
         call.spend(id.weight());
+        // The charge counts it among those who wait.
         if let Some(waiter) = in_line {
             self.charge(waiter);
         }
@@ -230,7 +231,7 @@ impl Ledger {
         let start = call.now_us % (self.queue.len() - window + 1) as u64;
         let waiters = self.queue.values().skip(start as usize).take(window);
         let ids = waiters.map(|waiter| waiter.id);
-        let is_dead = |id: &MemberId| self.presence(call, id.replica) == Contact::Dead;
+        let is_dead = |id: &MemberId| self.contact_with(call, id.replica) == Contact::Dead;
         let dead: Vec<_> = ids.filter(is_dead).collect();
         for &id in &dead {
             self.remove(id);
@@ -298,7 +299,7 @@ impl Ledger {
         }
     }
 
-    fn presence(&self, call: &Call, replica: ReplicaId) -> Contact {
+    fn contact_with(&self, call: &Call, replica: ReplicaId) -> Contact {
         if replica == call.replica {
             return Contact::Caller;
         }

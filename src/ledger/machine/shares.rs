@@ -151,8 +151,8 @@ impl Shares {
         let tenant = waiter.tenant;
         let known = self.tenants.get(&tenant).copied();
         if known.is_none_or(|one| !one.waits) {
-            let paid_us = known.map_or(0, |one| one.paid_us);
-            self.insert(tenant, max(paid_us, self.time_us), true);
+            let before_us = known.map_or(0, |one| one.paid_us);
+            self.insert(tenant, max(before_us, self.time_us), true);
             while let Some(&(paid_us, other)) = self.idle.first()
                 && paid_us <= self.time_us
             {
@@ -160,7 +160,7 @@ impl Shares {
                 self.tenants.remove(&other);
             }
             // Tenants that begin to wait at the same virtual time are served in this order.
-            if paid_us <= self.time_us {
+            if before_us <= self.time_us {
                 self.time_us = min(self.time_us + 1, LAST_US);
             }
         }

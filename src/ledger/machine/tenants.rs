@@ -76,7 +76,7 @@ impl Ledger {
     }
 
     /// How far a tenant's payments are ahead of virtual time, in us. `None`: nobody has waited of late.
-    pub(crate) fn behind_us(&self, tenant: TenantId) -> Option<u64> {
+    pub(crate) fn ahead_us(&self, tenant: TenantId) -> Option<u64> {
         let shares = self.shares.as_ref()?;
         Some(shares.payments_of(tenant).saturating_sub(shares.time_us))
     }

@@ -119,7 +119,7 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
     waiting = call('ZCOUNT', key, '-inf', '-1')
     in_use = lasting + early - waiting
   end
-  local generation = ledger.results and pace(ledger, in_use, removed)
+  local pace_generation = ledger.results and pace(ledger, in_use, removed)
   if ledger.pause > 0 or in_use + waiting < size then -- a member that neither holds nor waits may be a pause
     local before = call('ZSCORE', key, PAUSE)
     if before or ledger.pause > 0 then
@@ -179,15 +179,15 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
     reply[#reply + 1] = places[i]
   end
   reply[#reply + 1] = listed
-  if generation then
-    reply[#reply + 1], reply[#reply + 2] = ledger.most, generation
+  if pace_generation then
+    reply[#reply + 1], reply[#reply + 2] = ledger.most, pace_generation
   end
   if claim_count > 0 then
     enter(ledger)
     return reply
   end
   close(ledger)
-  local is_brief = acquires == 0 and (extends == 0 or is_short) and not own and not listed and not generation
+  local is_brief = acquires == 0 and (extends == 0 or is_short) and not own and not listed and not pace_generation
     and not ledger.pause_end_ms
   return is_brief and ledger.waiting == 0 and ledger.in_use or reply
 end

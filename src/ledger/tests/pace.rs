@@ -1,9 +1,9 @@
-//! The rule of a limit that finds its own value, before upstreams whose capacity changes. Three replicas report ten times a second,
+//! The rule of a limit that finds its own value, before upstreams whose capacity changes. Three replicas report ten times a second, what cuts at once,
 //! and learn of a cut from the answer.
 
 use std::mem;
 
-use crate::ledger::{PaceState, Results, layout::MAX_WALL_MS};
+use crate::ledger::{OVERLOAD, PaceState, Results, TRIP, layout::MAX_WALL_MS};
 
 const TICK_MS: u64 = 50;
 const REPORT_MS: u64 = 100;
@@ -74,7 +74,8 @@ impl Upstream {
             let in_use = requests.len() as u32;
             requests.retain(|request| request.end_ms > now_ms);
             for (number, results) in known.iter_mut().enumerate() {
-                if now_ms % REPORT_MS == TICK_MS * (number as u64 % 2) {
+                let cuts = OVERLOAD * results.overloaded >= TRIP + results.accepted;
+                if cuts || now_ms % REPORT_MS == TICK_MS * (number as u64 % 2) {
                     state.count(results, in_use, now_ms);
                     let generation = state.generation;
                     *results = Results { generation, ..NONE };

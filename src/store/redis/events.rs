@@ -15,7 +15,8 @@ use super::{
 };
 use crate::{store::Event, sync::locked};
 
-/// Maximum backlog before wake-ups are dropped. A dropped wake-up costs time, never a slot.
+/// Maximum backlog before messages are dropped. A dropped wake-up costs time, never a slot; after a dropped message the generation
+/// is asked for.
 const MAX_EVENTS: usize = 1_024;
 
 /// Events on their way to the task that polls the session.
@@ -110,7 +111,7 @@ mod tests {
         std::iter::from_fn(|| events.next()).map(name).collect()
     }
 
-    /// G4: only wake-ups are dropped, and the loss is reported once, behind all queued events.
+    /// G4: only messages are dropped, and the loss is reported once, behind all queued events.
     #[test]
     fn a_full_backlog_drops_only_wake_ups_and_reports_it() {
         let events = Events::default();

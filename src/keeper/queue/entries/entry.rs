@@ -82,7 +82,7 @@ pub(in crate::keeper) enum State {
     Sent {
         at: Instant,
     },
-    Waiting(Line),
+    Waiting(WaitsIn),
     /// Granted by the store, but the lease may be about to end: renewed before use. An answer to an exchange sent
     /// before `since` does not contradict the grant.
     Checking {
@@ -96,7 +96,7 @@ pub(in crate::keeper) enum State {
 impl State {
     /// The store has enqueued the request, or confirms that it still waits.
     pub fn waiting(ticket: i64, seen: StoreMoment) -> Self {
-        Self::Waiting(Line::InStore {
+        Self::Waiting(WaitsIn::InStore {
             ticket,
             seen,
             told: None,
@@ -106,7 +106,7 @@ impl State {
 
 /// The queue in which an entry waits.
 #[derive(Clone, Copy)]
-pub(in crate::keeper) enum Line {
+pub(in crate::keeper) enum WaitsIn {
     InStore {
         ticket: i64,
         seen: StoreMoment,
