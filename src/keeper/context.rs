@@ -396,7 +396,7 @@ impl Context {
     }
 
     /// Logs that the store is back, unless another part is still in trouble.
-    pub fn log_recovery(&mut self, part: Part) {
+    pub fn log_end_of_trouble(&mut self, part: Part) {
         if self.news.ends(part) {
             self.log(LogEvent::StoreBack);
         }

@@ -300,10 +300,10 @@ impl Core {
                 self.each_queue(Some(part), |queue, ctx| queue.rejoin_store(ctx));
                 self.ctx.measure_limits();
                 if is_news {
-                    self.ctx.log_recovery(part);
+                    self.ctx.log_end_of_trouble(part);
                 }
             }
-            Transition::Recovered => self.ctx.log_recovery(part),
+            Transition::Recovered => self.ctx.log_end_of_trouble(part),
             Transition::None => {}
         }
         change

@@ -124,7 +124,7 @@ impl Entries {
             waiting.insert((ticket, seq));
         }
         if !matches!(state, State::Sent { .. } | State::Leaving) {
-            report(ctx, entry, Decision::Changed);
+            tell_request(ctx, entry, Decision::Changed);
         }
         true
     }
@@ -154,7 +154,7 @@ impl Entries {
         // A pending answer is about the old name, and proves nothing about this one.
         entry.presence = Presence::default();
         entry.forget_prepayment();
-        report(ctx, &entry, Decision::Changed);
+        tell_request(ctx, &entry, Decision::Changed);
         self.insert(ctx, entry);
     }
 
@@ -168,9 +168,9 @@ impl Entries {
     }
 
     /// Tells the request of an entry.
-    pub fn report(&self, ctx: &mut Context, seq: Seq, decision: Decision) {
+    pub fn tell_request(&self, ctx: &mut Context, seq: Seq, decision: Decision) {
         if let Some(entry) = self.all.get(&seq) {
-            report(ctx, entry, decision);
+            tell_request(ctx, entry, decision);
         }
     }
 
@@ -256,7 +256,7 @@ fn unindex(entry: &Entry, by_ticket: &mut ByTicket) {
 }
 
 /// Reports a decision on an entry to the core.
-fn report(ctx: &mut Context, entry: &Entry, decision: Decision) {
+fn tell_request(ctx: &mut Context, entry: &Entry, decision: Decision) {
     if let Some(request) = entry.request() {
         let seq = entry.lease.seq();
         ctx.decided.push(Decided {

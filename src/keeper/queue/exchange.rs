@@ -380,7 +380,7 @@ impl Queue {
         if entry.presence.adopted(is_held) {
             self.entries.end_doubt(ctx, seq);
         }
-        self.entries.report(ctx, seq, Decision::Changed);
+        self.entries.tell_request(ctx, seq, Decision::Changed);
         match (standing, state) {
             (Standing::Held { until_ms } | Standing::Adopted { until_ms }, _) => {
                 self.held_until(ctx, seq, at, until_ms);

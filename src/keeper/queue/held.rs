@@ -23,7 +23,7 @@ impl Queue {
     /// has expired. Without a store, its tenant pays. If a request still has it, that is told of any change.
     pub(super) fn look_after(&mut self, ctx: &mut Context, seq: Seq) {
         // Its request may have left an exchange, and have waited for the end of it.
-        self.entries.report(ctx, seq, Decision::Changed);
+        self.entries.tell_request(ctx, seq, Decision::Changed);
         let Some(entry) = self.entries.get(seq) else {
             return;
         };

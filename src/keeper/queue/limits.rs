@@ -62,7 +62,7 @@ impl Queue {
                 self.refuse(ctx, seq, self.full_kind(ctx))
             } else {
                 let decision = Decision::Bypassed(AcquireErrorKind::Full);
-                self.entries.report(ctx, seq, decision)
+                self.entries.tell_request(ctx, seq, decision)
             }
         }
     }

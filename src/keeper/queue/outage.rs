@@ -113,7 +113,7 @@ impl Queue {
             if let Some(entry) = self.entries.get_mut(*seq) {
                 entry.presence.enter_unanswered(not_after_us);
             }
-            self.entries.report(ctx, *seq, Decision::Changed);
+            self.entries.tell_request(ctx, *seq, Decision::Changed);
         }
         for seq in &batch.renew {
             if let Some(entry) = self.entries.get_mut(*seq) {

@@ -121,7 +121,7 @@ impl Queue {
         } else {
             Decision::Refused(kind)
         };
-        self.entries.report(ctx, seq, decision);
+        self.entries.tell_request(ctx, seq, decision);
     }
 
     /// Schedules the renewal, or the end, of a held permit.

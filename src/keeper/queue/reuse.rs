@@ -112,7 +112,7 @@ impl Queue {
             entry.hand_over(Holder::Reuser);
             entry.requester = requester;
         }
-        self.entries.report(ctx, seq, Decision::Changed);
+        self.entries.tell_request(ctx, seq, Decision::Changed);
         true
     }
 
