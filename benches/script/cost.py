@@ -1,6 +1,7 @@
 """Instructions of the server for what the script does most, by callgrind: what is counted has no noise to speak of.
 
-`.ci/server-cost` calls it, with the folder of another source as an argument to compare with that.
+`.ci/server-cost` calls it, with the folder of another source as an argument to compare with that. With `--once` nothing is counted:
+each case runs once, as a test of this file.
 """
 
 import os
@@ -18,15 +19,18 @@ NEVER_US = 9e15
 TIMES = 300
 
 
-class Server:
-    """A redis-server under callgrind. `collected`: its instructions, once it has ended."""
+COUNTED = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=evalGenericCommand"]
 
-    def __init__(self, script):
+
+class Server:
+    """A redis-server, under callgrind if it is `counted`."""
+
+    def __init__(self, script, counted=COUNTED):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.folder = tempfile.TemporaryDirectory()
-        words = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=evalGenericCommand", "redis-server", "--port", str(port)]
+        words = [*counted, "redis-server", "--port", str(port)]
         words += ["--save", "", "--dir", self.folder.name, "--hz", "1", "--activerehashing", "no"]
         self.child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         end = time.monotonic() + 30
@@ -189,7 +193,7 @@ def script(root):
     """What is sent: joined from its parts, with the values of constants."""
     files = [("layout", "layout.rs"), ("script", "script/mod.rs")]
     modules = [f'#[path = "{os.path.abspath(os.path.join(root, "src/ledger", file))}"] mod {name};' for name, file in files]
-    program = ["#![allow(dead_code)]", *modules, 'fn main() { print!("{}", script::EXCHANGE_LUA); }']
+    program = ["#![allow(dead_code)]", *modules, 'fn main() { print!("{}", *script::EXCHANGE_LUA); }']
     with tempfile.TemporaryDirectory() as folder:
         source, joined = os.path.join(folder, "main.rs"), os.path.join(folder, "main")
         with open(source, "w") as file:
@@ -209,6 +213,13 @@ def cost(script, case):
 
 def main():
     here = script(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
+    if sys.argv[1:] == ["--once"]:
+        for case in CASES.values():
+            server = Server(here, counted=[])
+            case(server, 1)
+            server.child.kill()
+            server.child.communicate()
+        return
     before = script(sys.argv[1]) if len(sys.argv) > 1 else None
     print(f"{'':<42}{'instructions':>14}" + (f"{'before':>14}" if before else ""))
     for name, case in CASES.items():
