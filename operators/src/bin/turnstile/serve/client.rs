@@ -12,7 +12,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, watch},
     time::{Instant, sleep, timeout},
 };
-use tower_turnstile::{Acquire, AcquireError, Permit};
+use tower_turnstile::{Acquire, AcquireError, AcquireErrorKind, Permit};
 
 use super::{Phase, Serving, form::SlotForm, held::HeldPermit, problem::HttpProblem};
 use crate::timers::{due, every};
@@ -33,14 +33,17 @@ pub(super) async fn open(
     form: SlotForm,
     place: OwnedSemaphorePermit,
 ) -> Result<EventBody, HttpProblem> {
-    let semaphore = serving.limits.semaphore(&limit, &form)?;
-    let mut acquire = semaphore.acquire_many(form.weight.unwrap_or(1));
+    let (asked, semaphore) = (Instant::now(), serving.limits.semaphore(&limit, &form)?);
+    let mut acquire = semaphore.acquire_many(form.weight());
     let decided = decided(&mut acquire).await.transpose()?;
     let (sender, events) = mpsc::channel(EVENTS);
     let client = Client {
         serving: serving.clone(),
-        rate: semaphore.limit().period().map(|_| limit),
-        client_timeout: form.client_timeout,
+        is_rate: semaphore.limit().period().is_some(),
+        asked,
+        wait: serving.limits.wait(&limit, &form),
+        limit,
+        form,
         events: sender,
     };
     tokio::spawn(async move {
@@ -76,35 +79,47 @@ async fn decided(acquire: &mut Acquire) -> Option<Result<Permit, AcquireError>> 
 
 struct Client {
     serving: Arc<Serving>,
-    /// The limit, if it is a rate.
-    rate: Option<String>,
-    client_timeout: Option<Duration>,
+    limit: String,
+    is_rate: bool,
+    form: SlotForm,
+    asked: Instant,
+    /// Maximum wait.
+    wait: Duration,
     events: mpsc::Sender<Bytes>,
 }
 
 impl Client {
     /// `None`: the client has left, or is refused.
+    ///
+    /// A queued client whose store fails asks again until its maximum wait: a restart of the store must not empty the queue.
     async fn wait(&self, mut acquire: Acquire) -> Option<Permit> {
         let mut phase = self.serving.phase.subscribe();
         let (mut looks, mut beats) = (every(LOOK_EVERY), every(self.serving.heartbeat));
-        let mut told = None;
-        loop {
+        let (mut has_queued, mut asks, mut told) = (false, true, None);
+        let refusal = loop {
             tokio::select! {
                 biased;
                 () = self.events.closed() => return None,
-                outcome = &mut acquire => match outcome {
+                outcome = &mut acquire, if asks => match outcome {
                     Ok(permit) => return Some(permit),
                     Err(error) => {
-                        self.tell_text("refused", HttpProblem::from(error).body());
-                        return None;
+                        has_queued |= error.position().is_some();
+                        if !has_queued || !passes(&error) || self.wait <= self.asked.elapsed() {
+                            break HttpProblem::from(error);
+                        }
+                        asks = false;
                     }
                 },
                 // At another server it may keep its slot for longer than the grace.
-                () = reached(&mut phase, Phase::Draining) => {
-                    self.tell_text("refused", HttpProblem::shut_down().body());
-                    return None;
-                }
+                () = reached(&mut phase, Phase::Draining) => break HttpProblem::shut_down(),
                 _ = looks.tick() => {
+                    if !asks {
+                        acquire = match self.ask_again() {
+                            Ok(acquire) => acquire,
+                            Err(problem) => break problem,
+                        };
+                        asks = true;
+                    }
                     let place = (acquire.position(), acquire.waiting());
                     if told != Some(place) && self.has_room() {
                         let (position, waiting) = place;
@@ -114,11 +129,25 @@ impl Client {
                 }
                 _ = beats.tick() => self.beat(),
             }
-        }
+        };
+        self.tell_text("refused", refusal.body());
+        None
+    }
+
+    /// For the rest of the wait, under the limit as it is now.
+    fn ask_again(&self) -> Result<Acquire, HttpProblem> {
+        let mut form = self.form.clone();
+        form.wait = Some(self.wait.saturating_sub(self.asked.elapsed()));
+        let semaphore = self.serving.limits.semaphore(&self.limit, &form)?;
+        Ok(semaphore.acquire_many(form.weight()))
     }
 
     async fn hold(&self, permit: Permit) {
-        let budget = self.rate.as_ref().and_then(|rate| permit.budget(rate).ok());
+        let budget = if self.is_rate {
+            permit.budget(&self.limit).ok()
+        } else {
+            None
+        };
         let (name, held) = match self.serving.held.enter(&permit, budget) {
             Ok(entered) => entered,
             Err(problem) => return self.tell_text("refused", problem.body()),
@@ -128,7 +157,7 @@ impl Client {
             &json!({
                 "permit": name.id,
                 "secret": name.secret,
-                "waited": permit.waited().as_secs_f64(),
+                "waited": self.asked.elapsed().as_secs_f64(),
                 "heartbeat": self.serving.heartbeat.as_secs_f64(),
             }),
         );
@@ -150,7 +179,7 @@ impl Client {
         let (mut heard, mut is_told) = (Instant::now(), false);
         let held_until = serving.max_hold.map(|longest| heard + longest);
         loop {
-            let ping_by = self.client_timeout.map(|longest| heard + longest);
+            let ping_by = self.form.client_timeout.map(|longest| heard + longest);
             tokio::select! {
                 biased;
                 () = self.events.closed() => return None,
@@ -194,6 +223,12 @@ impl Client {
     fn send(&self, event: Bytes) {
         let _ = self.events.try_send(event);
     }
+}
+
+/// Whether a queued client asks again. Newcomers may have filled the queue before it does.
+fn passes(error: &AcquireError) -> bool {
+    use AcquireErrorKind::{QueueFull, Unavailable};
+    matches!(error.kind(), Unavailable | QueueFull)
 }
 
 async fn reached(phase: &mut watch::Receiver<Phase>, at: Phase) {

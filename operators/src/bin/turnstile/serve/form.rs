@@ -19,7 +19,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 pub(super) struct Form(BTreeMap<String, String>);
 
 /// The parameters of a request for a slot.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SlotForm {
     /// Empty: the key that all callers share.
     pub(super) key: String,
@@ -49,6 +49,10 @@ impl SlotForm {
         };
         form.end()?;
         Ok(read)
+    }
+
+    pub(super) fn weight(&self) -> u32 {
+        self.weight.unwrap_or(1)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The limits: from a file, as a service reads it, or from `--limit`; and the semaphore for a client's parameters.
 
-use std::{collections::BTreeMap, fmt::Write, path::Path};
+use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
 
 use tokio::sync::watch;
 use tower_turnstile::{
@@ -73,6 +73,13 @@ impl ServedLimits {
             Admin::builder(operator.await?)
         };
         Ok(page.build()?)
+    }
+
+    /// The longest wait of a client.
+    pub(super) fn wait(&self, name: &str, form: &SlotForm) -> Duration {
+        let config = self.config.borrow();
+        let declared = || config.limits.get(name)?.wait();
+        form.wait.or_else(declared).unwrap_or_default()
     }
 
     /// The semaphore for a client. Key, tenant, share, value and cost are resolved as in a service with the file.
