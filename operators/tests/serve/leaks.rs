@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::sleep,
+};
 
 use crate::{
     scene::{Scene, until_in_use},
-    support::alone,
+    support::{alone, soon},
 };
 
 #[test]
@@ -62,5 +66,33 @@ fn no_slot_is_left_when_it_is_granted_to_a_client_that_leaves() {
             drop(waiter);
         }
         until_in_use(&gpu, 0, 0).await;
+    });
+}
+
+/// A heartbeat that fails would tell too, but much later.
+#[test]
+fn bytes_after_the_body_do_not_hide_that_a_client_leaves() {
+    alone(async {
+        let scene = Scene::new(&["--heartbeat", "1m"]).await;
+        let gpu = scene.gpu().await;
+        let request = "POST /slots/gpu HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8\r\n\r\n";
+        let (pipelined, long) = (format!("{request}key=beta"), "a".repeat(100_000));
+        for more in ["", "\r\n", &pipelined, &long] {
+            for closes in [true, false] {
+                let stream = TcpStream::connect(scene.serve.address()).await;
+                let mut client = stream.expect("it listens");
+                let sent = format!("{request}key=beta{more}");
+                client.write_all(sent.as_bytes()).await.unwrap();
+                let mut said = Vec::new();
+                while !String::from_utf8_lossy(&said).contains("granted") {
+                    let read = soon(client.read_buf(&mut said)).await.unwrap();
+                    assert!(read > 0, "{}", String::from_utf8_lossy(&said));
+                }
+                client.shutdown().await.unwrap();
+                let half = (!closes).then_some(client);
+                until_in_use(&gpu, 0, 0).await;
+                drop(half);
+            }
+        }
     });
 }

@@ -14,6 +14,7 @@ use super::{
     client::{self, EventBody},
     form::{Form, SlotForm, segment},
     problem::HttpProblem,
+    server::Reader,
 };
 
 /// Bytes of a body.
@@ -41,7 +42,7 @@ async fn respond(
     serving: &Arc<Serving>,
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, HttpProblem> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     admit(serving, &head)?;
     let path: Vec<_> = head.uri.path().split('/').skip(1).collect();
     let is_known = matches!(
@@ -62,7 +63,10 @@ async fn respond(
     }
     let form = Form::parse(&read(body).await?)?;
     match path[..] {
-        ["slots", limit] => open(serving, segment(limit)?, SlotForm::read(form)?).await,
+        ["slots", limit] => {
+            let (limit, form) = (segment(limit)?, SlotForm::read(form)?);
+            open(serving, limit, form, head.extensions.remove()).await
+        }
         ["permits", id, action] => use_permit(serving, &segment(id)?, action, form),
         _ => unreachable!("the paths are checked"),
     }
@@ -110,6 +114,7 @@ async fn open(
     serving: &Arc<Serving>,
     limit: String,
     form: SlotForm,
+    reader: Option<Reader>,
 ) -> Result<Response<AnswerBody>, HttpProblem> {
     if *serving.phase.borrow() != Phase::Serving {
         return Err(HttpProblem::shut_down());
@@ -119,11 +124,12 @@ async fn open(
         let detail = "the server has as many clients as --max-clients allows";
         HttpProblem::new(503, "busy", detail)
     })?;
-    let events = client::open(serving, limit, form, place).await?;
+    let events = client::open(serving, limit, form, place, reader).await?;
     let mut response = Response::new(Either::Left(events));
     let headers = response.headers_mut();
     let stream = HeaderValue::from_static("text/event-stream");
     headers.insert(header::CONTENT_TYPE, stream);
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     // nginx would keep events back.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)

@@ -14,7 +14,9 @@ use tokio::{
 };
 use tower_turnstile::{Acquire, AcquireError, AcquireErrorKind, Permit};
 
-use super::{Phase, Serving, form::SlotForm, held::HeldPermit, problem::HttpProblem};
+use super::{
+    Phase, Serving, form::SlotForm, held::HeldPermit, problem::HttpProblem, server::Reader,
+};
 use crate::timers::{due, every};
 
 /// How often a waiting client's place is checked, before it has one and later.
@@ -32,6 +34,7 @@ pub(super) async fn open(
     limit: String,
     form: SlotForm,
     place: OwnedSemaphorePermit,
+    reader: Option<Reader>,
 ) -> Result<EventBody, HttpProblem> {
     let (asked, semaphore) = (Instant::now(), serving.limits.semaphore(&limit, &form)?);
     let mut acquire = semaphore.acquire_many(form.weight());
@@ -57,6 +60,7 @@ pub(super) async fn open(
     });
     Ok(EventBody {
         events,
+        reader,
         _place: place,
     })
 }
@@ -239,6 +243,7 @@ async fn reached(phase: &mut watch::Receiver<Phase>, at: Phase) {
 /// A client's events. Dropping it, as when the client disconnects, ends the client.
 pub(super) struct EventBody {
     events: mpsc::Receiver<Bytes>,
+    reader: Option<Reader>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -250,6 +255,10 @@ impl Body for EventBody {
         mut self: Pin<&mut Self>,
         cx: &mut task::Context<'_>,
     ) -> task::Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let reader = self.reader.as_mut();
+        if reader.is_some_and(|reader| reader.poll_end(cx).is_ready()) {
+            return task::Poll::Ready(None);
+        }
         let event = self.events.poll_recv(cx);
         event.map(|event| event.map(|event| Ok(Frame::data(event))))
     }

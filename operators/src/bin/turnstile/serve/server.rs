@@ -1,20 +1,32 @@
 //! Connections: where clients connect, how many at a time, and how long each may take.
 
 use std::{
-    convert::Infallible, error::Error, fmt, fs, io, net::SocketAddr, os::unix::fs::FileTypeExt,
-    path::PathBuf, pin::pin, sync::Arc, time::Duration,
+    convert::Infallible,
+    error::Error,
+    fmt, fs, io,
+    net::SocketAddr,
+    os::unix::fs::FileTypeExt,
+    path::PathBuf,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use hyper::{body::Incoming, server::conn::http1, service::Service};
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, join, split},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::Semaphore,
     time::sleep,
@@ -131,8 +143,15 @@ where
         let place = room.clone().acquire_owned().await;
         match socket.accept(dead_after).await {
             Ok(stream) => {
-                let connection = server.serve_connection(TokioIo::new(stream), service.clone());
-                let connection = connections.watch(connection);
+                let (reader, writer) = split(stream);
+                let reader = Reader(Arc::new(Mutex::new(reader)));
+                let stream = TokioIo::new(join(reader.clone(), writer));
+                let service = service.clone();
+                let service = service_fn(move |mut request: Request<Incoming>| {
+                    request.extensions_mut().insert(reader.clone());
+                    service.call(request)
+                });
+                let connection = connections.watch(server.serve_connection(stream, service));
                 tokio::spawn(async move {
                     // A client that leaves is not a fault.
                     let _ = pin!(connection).await;
@@ -142,6 +161,36 @@ where
             Err(error) => {
                 note!("turnstile: a connection was not accepted: {error}");
                 sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// What a client sends. An extension of its requests.
+#[derive(Clone)]
+pub(super) struct Reader(Arc<Mutex<ReadHalf<Box<dyn Wire>>>>);
+
+impl AsyncRead for Reader {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut reader = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Pin::new(&mut *reader).poll_read(cx, buffer)
+    }
+}
+
+impl Reader {
+    /// Discards what the client sends until it closes the connection. For the body of the last response, because hyper does
+    /// not notice the end after even one byte too many.
+    pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let mut bytes = [0; 512];
+            let mut buffer = ReadBuf::new(&mut bytes);
+            let read = ready!(Pin::new(&mut *self).poll_read(cx, &mut buffer));
+            if read.is_err() || buffer.filled().is_empty() {
+                return Poll::Ready(());
             }
         }
     }
