@@ -58,7 +58,8 @@ impl Beside {
         { declared }.find_map(|(name, declared)| declared.filter(|_| name == limit))
     }
 
-    /// Declares a value for a concurrency limit, or none. Returns what other replicas declare.
+    /// Declares a value for a concurrency limit, or none. Returns what other replicas declare. Without a connection,
+    /// [`Registration::Leave`] does nothing: a store that does not answer would only cause a delay.
     ///
     /// # Errors
     ///
@@ -69,6 +70,9 @@ impl Beside {
         limit: &str,
         declared: Option<Declared>,
     ) -> Result<Others, OperateError> {
+        if matches!(how, Registration::Leave) && !self.control.is_connected() {
+            return Ok(Others::default());
+        }
         let (store, limits) = ((&self.control, &self.names), [(limit.to_owned(), declared)]);
         let (_, _, others) = self.desk.register(store, how, &limits).await?;
         Ok(others.into_iter().next().unwrap_or_default())

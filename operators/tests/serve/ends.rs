@@ -5,11 +5,14 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    net::{TcpListener, TcpStream},
+};
 
 use crate::{
-    scene::{Scene, until_in_use},
-    support::{alone, soon},
+    scene::{Scene, send, turnstile, until_in_use},
+    support::{alone, redis_server::RedisServer, replica::Replica, soon},
 };
 
 #[test]
@@ -122,12 +125,67 @@ fn two_signals_end_the_grace() {
     });
 }
 
+/// There is nothing to reload.
+#[test]
+fn a_hang_up_without_a_file_is_like_any_other_signal() {
+    alone(async {
+        let redis = RedisServer::start();
+        let url = redis.url();
+        let mut arguments = vec!["--store", &url, "serve", "--listen", "127.0.0.1:0"];
+        arguments.extend(["--limit", "gpu=1", "--grace", "24h"]);
+        let mut serve = Replica::launch(turnstile(&arguments)).await;
+        let stream = TcpStream::connect(serve.address()).await.unwrap();
+        let mut holder = send(stream, "/slots/gpu", "", "").await;
+        assert_eq!(holder.event().await.0, "granted");
+        serve.hang_up();
+        assert_eq!(holder.event().await.0, "draining");
+        drop(holder);
+        assert_eq!(soon(serve.terminated()).await, Some(0));
+    });
+}
+
+/// Its store accepts connections, and answers nothing.
+#[test]
+fn a_server_that_starts_ends_before_it_listens() {
+    alone(async {
+        let store = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://{}", store.local_addr().unwrap());
+        let arguments = ["serve", "--listen", "127.0.0.1:0", "--limit", "gpu=1"];
+        let command = turnstile(&[&["--store", &url], &arguments[..]].concat());
+        let mut server = tokio::process::Command::from(command);
+        let server = server.kill_on_drop(true).spawn().unwrap();
+        let _asked = soon(store.accept()).await.unwrap();
+        let pid = Pid::from_raw(server.id().unwrap().try_into().unwrap());
+        kill(pid, Signal::SIGTERM).unwrap();
+        let output = soon(server.wait_with_output()).await.unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!((output.status.code(), &*said), (Some(0), ""));
+    });
+}
+
 mod timed {
     use std::time::Duration;
 
-    use tokio::time::{sleep, timeout};
+    use tokio::time::{Instant, sleep, timeout};
 
     use super::*;
+
+    /// One after the other, they would take four seconds each.
+    #[test]
+    fn limits_are_asked_for_at_once() {
+        alone(async {
+            let store = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url = format!("redis://{}", store.local_addr().unwrap());
+            let mut arguments = vec!["--store", &url, "serve", "--listen", "127.0.0.1:0"];
+            for limit in ["a=1", "b=1", "c=1", "d=1", "e=1", "f=1", "g=1", "h=1"] {
+                arguments.extend(["--limit", limit]);
+            }
+            let began = Instant::now();
+            let _serve = Replica::launch(turnstile(&arguments)).await;
+            let took = began.elapsed();
+            assert!(took < Duration::from_secs(16), "{took:?}");
+        });
+    }
 
     #[test]
     fn a_client_that_pings_keeps_its_slot() {

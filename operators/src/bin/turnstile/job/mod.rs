@@ -29,10 +29,9 @@ use tower_turnstile::Limiter;
 
 #[cfg(target_os = "linux")]
 pub(crate) use self::die_with::run as die_with;
-pub(crate) use self::{args::RunArgs, child::end_code};
+pub(crate) use self::{args::RunArgs, child::end_code, signals::Signals};
 use self::{
     child::Ended,
-    signals::Signals,
     slot::SlotSource,
     wait::{Waited, wait},
 };
@@ -47,7 +46,13 @@ pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandE
     program::check(job.program())?;
     let fault = |error| CommandError::new(code::NOT_EXECUTABLE, format!("no signals: {error}"));
     let mut signals = Signals::catch().map_err(fault)?;
-    let slots = SlotSource::connect(args, job).await?;
+    let slots = tokio::select! {
+        biased;
+        signal = signals.end() => {
+            return Ok(ExitCode::from(end_code(Ended::Signalled(signal as i32))));
+        }
+        slots = SlotSource::connect(args, job) => slots?,
+    };
     let outcome = match wait(&slots, &job.limit, &mut signals).await {
         Ok(Waited::Granted(permit)) => child::run(job, permit, &mut signals).await,
         Ok(Waited::Cancelled(signal)) => Ok(Ended::Signalled(signal as i32)),

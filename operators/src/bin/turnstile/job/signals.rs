@@ -35,7 +35,7 @@ const SUSPENDING: [Signal; 2] = [Signal::SIGTSTP, Signal::SIGCHLD];
 const STOPS_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-pub(super) struct Signals {
+pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
     /// When the command was asked to suspend, if it has not stopped since.
     asked_to_suspend: Option<Instant>,
@@ -46,7 +46,7 @@ impl Signals {
     ///
     /// SIGTSTP keeps its default action, so that the system decides whether this process stops: it does not in an
     /// orphaned process group.
-    pub(super) fn catch() -> io::Result<Self> {
+    pub(crate) fn catch() -> io::Result<Self> {
         let mut signals = Self::default();
         signals.add(&CAUGHT)?;
         Ok(signals)
@@ -92,6 +92,25 @@ impl Signals {
             Poll::Pending
         })
         .await
+    }
+
+    /// The next signal that ends a process which is only waiting.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(crate) async fn end(&mut self) -> Signal {
+        loop {
+            let signal = self.next().await;
+            if ends(signal) {
+                return signal;
+            }
+        }
+    }
+
+    /// Leaves a signal to another stream.
+    pub(crate) fn leave_out(&mut self, signal: Signal) {
+        self.streams.retain(|(of, _)| *of != signal);
     }
 
     /// Passes a signal on, except to processes that already have it: a terminal sends signals such as Ctrl-C to all

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write, path::Path, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::sync::watch;
 use tower_turnstile::{
     Limiter, Semaphore,
@@ -148,8 +149,7 @@ async fn agreed<'a>(
         "memory:" => None,
         url => Some(Beside::new(&asking, url, &args.namespace)?),
     };
-    let mut limits = BTreeMap::new();
-    for LimitArg { name, slots } in &serve.source.limit {
+    let ask = async |LimitArg { name, slots }: &'a LimitArg| {
         let wanted = Wanted {
             slots: *slots,
             is_fair: serve.fair.then_some(true),
@@ -171,7 +171,12 @@ async fn agreed<'a>(
                 return Err(CommandError::new(code::WRONG_CALL, message));
             }
         };
-        if limits.insert(&**name, declared).is_some() {
+        Ok((&**name, declared))
+    };
+    let mut limits = BTreeMap::new();
+    for declared in join_all(serve.source.limit.iter().map(ask)).await {
+        let (name, declared) = declared?;
+        if limits.insert(name, declared).is_some() {
             let message = format!("--limit {name} is given twice");
             return Err(CommandError::new(code::WRONG_CALL, message));
         }

@@ -28,18 +28,16 @@ use futures_util::future::join;
 use hmac_sha256::Hash;
 use hyper::service::service_fn;
 use hyper_util::{server::graceful::GracefulShutdown, service::TowerToHyperService};
+use nix::sys::signal::Signal::SIGHUP;
 use tokio::{
-    signal::{
-        ctrl_c,
-        unix::{Signal, SignalKind, signal},
-    },
+    signal::unix::{Signal, SignalKind, signal},
     sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
 
 pub(crate) use self::args::ServeArgs;
 use self::{args::Address, held::HeldPermits, limits::ServedLimits, server::Socket};
-use crate::{args::Args, code, commands::CommandError, output, text::escaped};
+use crate::{args::Args, code, commands::CommandError, job::Signals, output, text::escaped};
 
 /// Heartbeats without an acknowledgement after which a client's machine is dead.
 const DEAD_AFTER: u32 = 3;
@@ -83,21 +81,22 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    let terminate = signal(SignalKind::terminate());
     let fault = |error| CommandError::new(code::REFUSED, format!("no signals: {error}"));
-    let mut terminate = terminate.map_err(fault)?;
-    // Without a file, SIGHUP ends the process, like a closed terminal.
+    let mut signals = Signals::catch().map_err(fault)?;
     let file = match &serve.source.config {
-        Some(path) => Some((&**path, signal(SignalKind::hangup()).map_err(fault)?)),
+        Some(path) => {
+            signals.leave_out(SIGHUP);
+            Some((&**path, signal(SignalKind::hangup()).map_err(fault)?))
+        }
         None => None,
     };
-    let socket = Socket::bind(&serve.listen).await?;
-    let page = match serve.page {
-        Some(address) => Some(Socket::bind(&Address::Tcp(address)).await?),
-        None => None,
+    let (socket, page, limits) = tokio::select! {
+        biased;
+        _ = signals.end() => return Ok(ExitCode::SUCCESS),
+        started = start(args, serve) => started?,
     };
     let serving = Arc::new(Serving {
-        limits: ServedLimits::connect(args, serve).await?,
+        limits,
         token: (serve.token.as_ref()).map(|token| Hash::hash(token.as_bytes())),
         heartbeat: serve.heartbeat,
         max_hold: serve.max_hold,
@@ -117,22 +116,35 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
         never = serve_page(&serving, page) => match never {},
         never = reload_on_hangup(&serving, args, file) => match never {},
         () = async {
-            told_to_end(&mut terminate).await;
-            drain(&serving, &mut terminate).await;
+            signals.end().await;
+            drain(&serving, &mut signals).await;
         } => {}
     }
     let _ = timeout(CLOSE, connections.shutdown()).await;
     Ok(ExitCode::SUCCESS)
 }
 
+async fn start(
+    args: &Args,
+    serve: &ServeArgs,
+) -> Result<(Socket, Option<Socket>, ServedLimits), CommandError> {
+    let socket = Socket::bind(&serve.listen).await?;
+    let page = match serve.page {
+        Some(address) => Some(Socket::bind(&Address::Tcp(address)).await?),
+        None => None,
+    };
+    let limits = ServedLimits::connect(args, serve).await?;
+    Ok((socket, page, limits))
+}
+
 /// Refuses newcomers, and gives holders the grace, unless there is another signal.
-async fn drain(serving: &Serving, terminate: &mut Signal) {
+async fn drain(serving: &Serving, signals: &mut Signals) {
     serving.phase.send_replace(Phase::Draining);
     let limiter = serving.limits.limiter();
     let gone = serving.clients.acquire_many(serving.max_clients);
     let report = tokio::select! {
         (report, _) = join(limiter.shutdown(serving.grace), timeout(serving.grace, gone)) => report,
-        () = told_to_end(terminate) => limiter.shutdown(Duration::ZERO).await,
+        _ = signals.end() => limiter.shutdown(Duration::ZERO).await,
     };
     serving.phase.send_replace(Phase::Ended);
     if report.unconfirmed > 0 {
@@ -178,12 +190,4 @@ async fn reload_on_hangup(
         }
     }
     pending().await
-}
-
-/// Completes when a signal tells the server to end.
-async fn told_to_end(terminate: &mut Signal) {
-    tokio::select! {
-        _ = ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
 }
