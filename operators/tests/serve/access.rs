@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use crate::{
-    scene::{Scene, file, send, send_to_socket, turnstile, until},
+    scene::{Scene, file, send, send_to_socket, turnstile, until, until_in_use},
     support::{alone, redis_server::RedisServer, replica::Replica, soon},
 };
 
@@ -75,6 +75,44 @@ fn a_server_has_room_for_so_many_clients() {
         );
         drop(client);
         until(async || scene.post("/slots/gpu", "key=b").await.status == 200).await;
+    });
+}
+
+/// Otherwise clients would take the file descriptors that the server needs to reach its store again.
+#[test]
+fn clients_leave_file_descriptors_for_the_store() {
+    alone(async {
+        let limited = |command: &mut Command| {
+            let mut shell = Command::new("sh");
+            let script = "ulimit -n 260 && exec \"$0\" \"$@\"";
+            shell.args(["-c", script]).arg(command.get_program());
+            shell.args(command.get_args());
+            for (variable, _) in command.get_envs() {
+                shell.env_remove(variable);
+            }
+            shell.stdout(std::process::Stdio::piped());
+            shell.stderr(std::process::Stdio::piped());
+            *command = shell;
+        };
+        let mut scene = Scene::started(&[], limited).await;
+        let (_holder, _) = scene.granted("gpu", "key=beta").await;
+        let mut clients = Vec::new();
+        let refused = loop {
+            let form = format!("key={}", clients.len());
+            let client = scene.post("/slots/gpu", &form).await;
+            if client.status != 200 {
+                break client;
+            }
+            clients.push(client);
+        };
+        assert_eq!(refused.problem().await["kind"], "busy");
+        let mut idle = Vec::new();
+        for _ in 0..300 {
+            idle.push(TcpStream::connect(scene.serve.address()).await.unwrap());
+        }
+        // It comes back empty, and the server enters its holders.
+        scene.redis.restart();
+        until_in_use(&scene.gpu().await, 1, 0).await;
     });
 }
 

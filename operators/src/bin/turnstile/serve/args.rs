@@ -40,7 +40,7 @@ pub(crate) struct ServeArgs {
     /// Interval at which a client hears from the server, 100ms to 60s.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = |text: &str| between(text, 100, 60_000))]
     pub heartbeat: Duration,
-    /// Clients that hold a slot or wait at the same time. More are refused.
+    /// Clients that hold a slot or wait at the same time, if `ulimit -n` allows. More are refused.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_clients: u32,
 }

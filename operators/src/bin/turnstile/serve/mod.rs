@@ -81,6 +81,13 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
+    let room = server::room()?;
+    // Pings have connections of their own.
+    let fit = u32::try_from(room / 4 * 3).unwrap_or(u32::MAX);
+    let max_clients = serve.max_clients.min(fit);
+    if max_clients < serve.max_clients {
+        note!("turnstile: `ulimit -n` allows for at most {max_clients} clients");
+    }
     let fault = |error| CommandError::new(code::REFUSED, format!("no signals: {error}"));
     let mut signals = Signals::catch().map_err(fault)?;
     let file = match &serve.source.config {
@@ -102,14 +109,14 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
         max_hold: serve.max_hold,
         grace: serve.grace,
         phase: watch::Sender::new(Phase::Serving),
-        clients: Arc::new(Semaphore::new(serve.max_clients as usize)),
-        max_clients: serve.max_clients,
+        clients: Arc::new(Semaphore::new(max_clients as usize)),
+        max_clients,
         held: HeldPermits::default(),
     });
     let connections = GracefulShutdown::new();
     let shared = serving.clone();
     let service = service_fn(move |request| api::answer(shared.clone(), request));
-    let at_most = serve.max_clients as usize + MORE_CONNECTIONS;
+    let at_most = room.min(max_clients as usize + MORE_CONNECTIONS);
     output::line(&format!("listening on {}", socket.address()));
     tokio::select! {
         never = server::serve(&socket, at_most, serve.heartbeat * DEAD_AFTER, service, &connections) => match never {},

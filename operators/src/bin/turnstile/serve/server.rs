@@ -25,11 +25,12 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
 };
+use nix::sys::resource::{Resource::RLIMIT_NOFILE, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, join, split},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::Semaphore,
-    time::sleep,
+    time::{Instant, sleep},
 };
 
 use super::args::Address;
@@ -41,6 +42,23 @@ const HEAD_TIME: Duration = Duration::from_secs(10);
 const MAX_HEAD: usize = 16 * 1024;
 /// Pause after a failed accept, which is most likely due to a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Interval between reports of failed accepts.
+const REPORT_EVERY: Duration = Duration::from_secs(60);
+/// File descriptors for the page, connections to the store, and files.
+const RESERVED: u64 = 200;
+
+/// Raises the limit of file descriptors as far as permitted. Returns the number of connections that fit.
+pub(super) fn room() -> Result<usize, CommandError> {
+    let (soft, hard) = getrlimit(RLIMIT_NOFILE).unwrap_or((1_024, 1_024));
+    let raised = setrlimit(RLIMIT_NOFILE, hard, hard);
+    let files = raised.map_or(soft, |()| hard);
+    if files <= RESERVED {
+        let message = format!("`ulimit -n` is {files}, and a server needs more than {RESERVED}");
+        return Err(CommandError::new(code::REFUSED, message));
+    }
+    Ok(usize::try_from(files - RESERVED).unwrap_or(usize::MAX))
+}
 
 /// A listening socket.
 pub(super) enum Socket {
@@ -139,6 +157,7 @@ where
     server.timer(TokioTimer::new());
     server.header_read_timeout(HEAD_TIME).max_buf_size(MAX_HEAD);
     let room = Arc::new(Semaphore::new(at_most));
+    let mut reported: Option<Instant> = None;
     loop {
         let place = room.clone().acquire_owned().await;
         match socket.accept(dead_after).await {
@@ -159,7 +178,10 @@ where
                 });
             }
             Err(error) => {
-                note!("turnstile: a connection was not accepted: {error}");
+                if reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
+                    note!("turnstile: connections are not accepted: {error}");
+                    reported = Some(Instant::now());
+                }
                 sleep(ACCEPT_PAUSE).await;
             }
         }
