@@ -255,6 +255,11 @@ fn wrong_calls_say_what_to_mend() {
             "TURNSTILE_TOKEN",
         ),
         (
+            &["--limit", "gpu=1", "--token", TOKEN, "--page", "0.0.0.0:0"],
+            2,
+            "the page has no token",
+        ),
+        (
             &["--limit", "gpu=1", "--token", "short"],
             2,
             "16 to 512 bytes",

@@ -27,7 +27,7 @@ pub(crate) struct ServeArgs {
     /// argument: prefer the environment.
     #[arg(long, env = "TURNSTILE_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// Address of the page for operators and its API, which are read-only here.
+    /// Loopback address of the page for operators and its API, which are read-only here.
     #[arg(long, value_name = "ADDRESS")]
     pub page: Option<SocketAddr>,
     /// Longest time that a client may hold a slot, 1s to 30d. Default: no bound.
@@ -85,7 +85,12 @@ impl ServeArgs {
             (None, Address::Tcp(address)) if !address.ip().is_loopback() => wrong(format!(
                 "clients of other machines reach {address}, and need a token: set TURNSTILE_TOKEN"
             )),
-            _ => Ok(()),
+            _ => match self.page {
+                Some(page) if !page.ip().is_loopback() => wrong(format!(
+                    "other machines reach {page}, and the page has no token: write a loopback address"
+                )),
+                _ => Ok(()),
+            },
         }
     }
 }
