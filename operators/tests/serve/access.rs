@@ -161,6 +161,30 @@ fn a_unix_socket_works_like_a_port() {
     });
 }
 
+/// Servers that start at once each find the socket of one that has ended.
+#[test]
+fn a_unix_socket_has_one_server() {
+    alone(async {
+        let redis = RedisServer::start();
+        let (file, folder) = (file(&redis), tempfile::TempDir::new().unwrap());
+        let socket = folder.path().join("turnstile.sock");
+        let listen = format!("unix:{}", socket.display());
+        let config = file.path().to_str().unwrap();
+        let command = || turnstile(&["serve", "--config", config, "--listen", &listen]);
+        let mut server = tokio::process::Command::from(command());
+        let mut server = server.kill_on_drop(true).spawn().unwrap();
+        let mut said = BufReader::new(server.stdout.take().unwrap()).lines();
+        soon(said.next_line()).await.unwrap().unwrap();
+        std::fs::remove_file(&socket).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        let mut other = tokio::process::Command::from(command());
+        let mut other = other.kill_on_drop(true).spawn().unwrap();
+        let mut said = BufReader::new(other.stdout.take().unwrap()).lines();
+        assert_eq!(soon(said.next_line()).await.unwrap(), None);
+        assert_eq!(soon(other.wait()).await.unwrap().code(), Some(1));
+    });
+}
+
 #[test]
 fn the_page_shows_the_replica_and_changes_nothing() {
     alone(async {

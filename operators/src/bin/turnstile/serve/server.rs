@@ -3,10 +3,12 @@
 use std::{
     convert::Infallible,
     error::Error,
-    fmt, fs, io,
+    fmt,
+    fs::{self, File},
+    io,
     net::SocketAddr,
     os::unix::fs::FileTypeExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
@@ -25,7 +27,10 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
 };
-use nix::sys::resource::{Resource::RLIMIT_NOFILE, getrlimit, setrlimit};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::resource::{Resource::RLIMIT_NOFILE, getrlimit, setrlimit},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, join, split},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
@@ -63,7 +68,8 @@ pub(super) fn room() -> Result<usize, CommandError> {
 /// A listening socket.
 pub(super) enum Socket {
     Tcp(TcpListener, SocketAddr),
-    Unix(UnixListener, PathBuf),
+    /// The lock is for the path.
+    Unix(UnixListener, PathBuf, #[expect(dead_code)] Flock<File>),
 }
 
 /// A connection to a client.
@@ -75,16 +81,7 @@ impl Socket {
     pub(super) async fn bind(address: &Address) -> Result<Self, CommandError> {
         let bound = match address {
             Address::Tcp(address) => Self::bind_tcp(*address).await,
-            Address::Unix(path) => {
-                let is_socket = |found: fs::Metadata| found.file_type().is_socket();
-                // Left by a server that has ended.
-                if fs::symlink_metadata(path).is_ok_and(is_socket)
-                    && UnixStream::connect(path).await.is_err_and(is_refused)
-                {
-                    let _ = fs::remove_file(path);
-                }
-                UnixListener::bind(path).map(|socket| Self::Unix(socket, path.clone()))
-            }
+            Address::Unix(path) => Self::bind_unix(path).await,
         };
         let fault = |error| format!("cannot listen on {address}: {error}");
         bound.map_err(|error| CommandError::new(code::REFUSED, fault(error)))
@@ -96,6 +93,24 @@ impl Socket {
         Ok(Self::Tcp(socket, address))
     }
 
+    async fn bind_unix(path: &Path) -> io::Result<Self> {
+        // Servers that start at once would remove each other's sockets.
+        let mut lock_path = path.as_os_str().to_owned();
+        lock_path.push(".lock");
+        let lock = File::options().append(true).create(true).open(lock_path)?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock);
+        let lock = lock.map_err(|_| io::Error::from(io::ErrorKind::AddrInUse))?;
+        let is_socket = |found: fs::Metadata| found.file_type().is_socket();
+        // Left by a server that has ended.
+        if fs::symlink_metadata(path).is_ok_and(is_socket)
+            && UnixStream::connect(path).await.is_err_and(is_refused)
+        {
+            let _ = fs::remove_file(path);
+        }
+        let socket = UnixListener::bind(path)?;
+        Ok(Self::Unix(socket, path.to_owned(), lock))
+    }
+
     /// `dead_after`: how long a peer may acknowledge nothing, on Linux.
     async fn accept(&self, dead_after: Duration) -> io::Result<Box<dyn Wire>> {
         Ok(match self {
@@ -105,7 +120,7 @@ impl Socket {
                 give_up_after(&stream, dead_after);
                 Box::new(stream)
             }
-            Self::Unix(socket, _) => Box::new(socket.accept().await?.0),
+            Self::Unix(socket, ..) => Box::new(socket.accept().await?.0),
         })
     }
 }
@@ -134,7 +149,7 @@ impl Socket {
     pub(super) fn address(&self) -> Address {
         match self {
             Self::Tcp(_, address) => Address::Tcp(*address),
-            Self::Unix(_, path) => Address::Unix(path.clone()),
+            Self::Unix(_, path, _) => Address::Unix(path.clone()),
         }
     }
 }
