@@ -1,6 +1,6 @@
 //! Who may connect, where, and how many; the page; and calls that are refused.
 
-use std::{path::Path, process::Command};
+use std::{os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use crate::{
-    scene::{Scene, file, send, send_to_socket, turnstile, until, until_in_use},
+    scene::{Scene, after, file, send, send_to_socket, turnstile, until, until_in_use},
     support::{alone, redis_server::RedisServer, replica::Replica, soon},
 };
 
@@ -82,18 +82,7 @@ fn a_server_has_room_for_so_many_clients() {
 #[test]
 fn clients_leave_file_descriptors_for_the_store() {
     alone(async {
-        let limited = |command: &mut Command| {
-            let mut shell = Command::new("sh");
-            let script = "ulimit -n 260 && exec \"$0\" \"$@\"";
-            shell.args(["-c", script]).arg(command.get_program());
-            shell.args(command.get_args());
-            for (variable, _) in command.get_envs() {
-                shell.env_remove(variable);
-            }
-            shell.stdout(std::process::Stdio::piped());
-            shell.stderr(std::process::Stdio::piped());
-            *command = shell;
-        };
+        let limited = |command: &mut Command| after("ulimit -n 260", command);
         let mut scene = Scene::started(&[], limited).await;
         let (_holder, _) = scene.granted("gpu", "key=beta").await;
         let mut clients = Vec::new();
@@ -144,12 +133,15 @@ fn a_unix_socket_works_like_a_port() {
         let config = file.path().to_str().unwrap();
         // The second finds the socket of the first, which was killed.
         for _ in 0..2 {
-            let command = turnstile(&["serve", "--config", config, "--listen", &listen]);
+            let mut command = turnstile(&["serve", "--config", config, "--listen", &listen]);
+            after("umask 0", &mut command);
             let mut server = tokio::process::Command::from(command);
             let mut server = server.kill_on_drop(true).spawn().unwrap();
             let mut said = BufReader::new(server.stdout.take().unwrap()).lines();
             let line = soon(said.next_line()).await.unwrap().unwrap();
             assert_eq!(line, format!("listening on {listen}"));
+            let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o770, "others have no access");
             let mut client = send_to_socket(Path::new(&socket), "/slots/keyed", "key=a").await;
             // The first one's lease may not have ended.
             assert!([200, 429].contains(&client.status), "{}", client.head);

@@ -66,6 +66,20 @@ pub(crate) fn turnstile(arguments: &[&str]) -> Command {
     command
 }
 
+/// Runs it after this command of a shell, in the same process.
+pub(crate) fn after(shell: &str, command: &mut Command) {
+    let mut both = Command::new("sh");
+    both.args(["-c", &format!("{shell} && exec \"$0\" \"$@\"")]);
+    both.arg(command.get_program()).args(command.get_args());
+    for (variable, _) in command.get_envs() {
+        both.env_remove(variable);
+    }
+    both.stdin(std::process::Stdio::null());
+    both.stdout(std::process::Stdio::piped());
+    both.stderr(std::process::Stdio::piped());
+    *command = both;
+}
+
 /// Times for which a stall of the machine changes nothing.
 const TIMES: &str =
     "lease = '5m', store_timeout = '20s', waiter_ttl = '1s', poll_interval = '200ms'";

@@ -29,7 +29,10 @@ use hyper_util::{
 };
 use nix::{
     fcntl::{Flock, FlockArg},
-    sys::resource::{Resource::RLIMIT_NOFILE, getrlimit, setrlimit},
+    sys::{
+        resource::{Resource::RLIMIT_NOFILE, getrlimit, setrlimit},
+        stat::{Mode, umask},
+    },
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, join, split},
@@ -107,8 +110,12 @@ impl Socket {
         {
             let _ = fs::remove_file(path);
         }
-        let socket = UnixListener::bind(path)?;
-        Ok(Self::Unix(socket, path.to_owned(), lock))
+        // It has no token: nobody but its owner and its group may connect.
+        let mask = umask(Mode::S_IRWXO);
+        umask(mask | Mode::S_IRWXO);
+        let bound = UnixListener::bind(path);
+        umask(mask);
+        Ok(Self::Unix(bound?, path.to_owned(), lock))
     }
 
     /// `dead_after`: how long a peer may acknowledge nothing, on Linux.
