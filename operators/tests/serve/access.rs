@@ -281,6 +281,11 @@ fn wrong_calls_say_what_to_mend() {
             "16 to 512 bytes",
         ),
         (
+            &["--limit", "gpu=1", "--token", "the end of a line stays\n"],
+            2,
+            "visible ASCII",
+        ),
+        (
             &["--limit", "gpu=1", "--heartbeat", "1h"],
             2,
             "must be 100ms to 1m",

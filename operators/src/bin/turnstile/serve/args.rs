@@ -79,9 +79,9 @@ impl ServeArgs {
     pub(super) fn check(&self) -> Result<(), CommandError> {
         let wrong = |message: String| Err(CommandError::new(code::WRONG_CALL, message));
         match (&self.token, &self.listen) {
-            (Some(token), _) if !TOKEN.contains(&token.len()) => {
-                wrong("a token has 16 to 512 bytes".to_owned())
-            }
+            (Some(token), _) if !TOKEN.contains(&token.len()) || !is_sendable(token) => wrong(
+                "a token has 16 to 512 bytes of visible ASCII, or spaces between them".to_owned(),
+            ),
             (None, Address::Tcp(address)) if !address.ip().is_loopback() => wrong(format!(
                 "clients of other machines reach {address}, and need a token: set TURNSTILE_TOKEN"
             )),
@@ -130,6 +130,11 @@ impl FromStr for Address {
             }
         }
     }
+}
+
+/// Whether a client can send it in a header field.
+fn is_sendable(token: &str) -> bool {
+    token.trim() == token && !token.contains(|c: char| !matches!(c, ' '..='~'))
 }
 
 fn between(text: &str, from_ms: u64, to_ms: u64) -> Result<Duration, String> {
