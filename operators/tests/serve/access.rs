@@ -314,15 +314,17 @@ fn wrong_calls_say_what_to_mend() {
 #[test]
 fn a_file_is_not_overwritten() {
     let redis = RedisServer::start();
-    let file = file(&redis);
-    let listen = format!("unix:{}", file.path().display());
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "text").unwrap();
+    let listen = format!("unix:{}", file.display());
     let url = redis.url();
     let arguments = [
         "--store", &url, "serve", "--limit", "gpu=1", "--listen", &listen,
     ];
     let output = turnstile(&arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(file.path().is_file());
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "text");
 }
 
 /// As `turnstile run --concurrent`: any key, fair if all users of the limit say so.

@@ -50,7 +50,6 @@ const HEAD_TIME: Duration = Duration::from_secs(10);
 const MAX_HEAD: usize = 16 * 1024;
 /// Pause after a failed accept, which is most likely due to a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Interval between reports of failed accepts.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 /// File descriptors for the page, connections to the store, and files.
