@@ -13,6 +13,7 @@ pub(crate) mod redis_server;
 pub(crate) mod replica;
 pub(crate) mod sentinel;
 pub(crate) mod stopwatch;
+pub(crate) mod stuck;
 pub(crate) mod watch;
 
 use std::sync::{Mutex, PoisonError};

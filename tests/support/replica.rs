@@ -48,9 +48,10 @@ impl Replica {
     pub(crate) async fn launch(mut command: Command) -> Self {
         let mut process = command.spawn().expect("the example runs");
         let output = BufReader::new(process.stdout.take().expect("piped"));
-        let mut errors = process.stderr.take().expect("piped");
+        let errors = process.stderr.take();
         let (kept, log) = watch::channel(String::new());
         thread::spawn(move || {
+            let Some(mut errors) = errors else { return };
             let mut part = [0; 4096];
             while let Ok(length @ 1..) = errors.read(&mut part) {
                 let part = String::from_utf8_lossy(&part[..length]);

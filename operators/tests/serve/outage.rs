@@ -1,13 +1,13 @@
 //! Redis is lost for some seconds while clients hold slots and wait.
 
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
     scene::{Answer, Scene, until_in_use},
-    support::{alone, soon},
+    support::{alone, soon, stuck::full_output},
 };
 
 /// The lease is not the subject.
@@ -87,6 +87,25 @@ fn under_other_limits_waiters_wait_and_get_the_slot_in_turn() {
         granted(&mut newcomer).await;
         drop(newcomer);
         until_in_use(&gpu, 0, 0).await;
+    });
+}
+
+/// What the server logs, about its start and the outage, is read by nobody.
+#[test]
+fn heartbeats_do_not_wait_for_the_log() {
+    alone(async {
+        let (_reader, full) = full_output();
+        let log = |command: &mut Command| {
+            command.stderr(full);
+        };
+        let mut scene = Scene::timed(LONG_LEASES, &["--heartbeat", "1s"], log).await;
+        let (mut holder, _) = scene.granted("strict", "").await;
+        scene.redis.stop();
+        // The outage is known.
+        assert_eq!(scene.post("/slots/strict", "").await.status, 503);
+        for _ in 0..3 {
+            while holder.line().await != ":\n" {}
+        }
     });
 }
 

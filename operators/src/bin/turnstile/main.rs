@@ -3,7 +3,7 @@
 
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
-/// Writes a line to standard error, which may be closed: `eprintln!` would panic then.
+/// Writes a line to standard error, which may be closed or blocked: `eprintln!` would panic then, or block.
 macro_rules! note {
     ($($text:tt)*) => { crate::output::note(format_args!($($text)*)) };
 }
@@ -18,6 +18,7 @@ mod commands;
 mod in_force;
 #[cfg(unix)]
 mod job;
+mod notes;
 mod output;
 #[cfg(unix)]
 mod serve;
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    end(match runtime {
+    let code = end(match runtime {
         Ok(runtime) => {
             let outcome = runtime.block_on(commands::run(&args));
             // A lookup of a name may go on for a minute, and cannot be cancelled.
@@ -49,7 +50,9 @@ fn main() -> ExitCode {
             outcome
         }
         Err(error) => Err(CommandError::new(code::REFUSED, error.to_string())),
-    })
+    });
+    notes::flush(notes::AT_END);
+    code
 }
 
 fn end(outcome: Result<ExitCode, CommandError>) -> ExitCode {

@@ -13,6 +13,7 @@ use tower_turnstile_operate::{
 };
 
 use crate::{
+    notes::{self, Notes},
     table::{found, left, paused_for, tenant_name},
     text::{duration, escaped, listed},
 };
@@ -31,6 +32,7 @@ static IS_LOST: AtomicBool = AtomicBool::new(false);
 /// A closed reader is not a fault: `turnstile permits chat | head`. The command continues, and determines the exit
 /// code.
 fn print(text: &str) {
+    notes::flush(notes::IN_ORDER);
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     if let Err(error) = written
@@ -48,7 +50,7 @@ pub(crate) fn is_lost() -> bool {
 
 /// Writes a line to standard error, see `note!`.
 pub(crate) fn note(text: fmt::Arguments<'_>) {
-    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+    let _ = Notes.write(format!("{text}\n").as_bytes());
 }
 
 pub(crate) fn line(text: &str) {

@@ -3,6 +3,7 @@
 //! The commands here report their start, and run until their standard input ends.
 
 mod beside;
+mod blocked;
 mod ends;
 mod losses;
 mod order;

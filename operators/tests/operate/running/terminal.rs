@@ -15,7 +15,7 @@ use crate::{
 
 const CTRL_C: &[u8] = &[3];
 
-struct Terminal {
+pub(super) struct Terminal {
     process: Child,
     keys: ChildStdin,
     screen: ChildStdout,
@@ -24,7 +24,7 @@ struct Terminal {
 
 impl Terminal {
     /// `command`: for `turnstile run`, quoted for a shell.
-    fn start(gpu: &Gpu, command: &str) -> Self {
+    pub(super) fn start(gpu: &Gpu, command: &str) -> Self {
         let (turnstile, config) = (env!("CARGO_BIN_EXE_turnstile"), path(&gpu.config));
         let line = format!("exec {turnstile} run gpu --config {config} -- {command}");
         let mut command = Command::new("script");
@@ -50,7 +50,7 @@ impl Terminal {
         }
     }
 
-    async fn until_seen(&mut self, text: &str) {
+    pub(super) async fn until_seen(&mut self, text: &str) {
         while !self.seen.contains(text) {
             let mut part = [0; 1_000];
             let length = timeout(GUARD, self.screen.read(&mut part)).await;
@@ -61,13 +61,13 @@ impl Terminal {
         }
     }
 
-    async fn press(&mut self, keys: &[u8]) {
+    pub(super) async fn press(&mut self, keys: &[u8]) {
         self.keys.write_all(keys).await.expect("open");
         self.keys.flush().await.expect("open");
     }
 
     /// The exit code, and the complete output on the screen.
-    async fn end(mut self) -> (Option<i32>, String) {
+    pub(super) async fn end(mut self) -> (Option<i32>, String) {
         let end = async {
             let mut rest = Vec::new();
             self.screen.read_to_end(&mut rest).await.expect("a pipe");

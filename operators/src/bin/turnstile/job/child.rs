@@ -149,7 +149,6 @@ fn lose(job: &RunArgs, tree: &Tree, why: LostErrorKind) -> Slot {
 }
 
 fn stop(job: &RunArgs, tree: &Tree, why: &str, end: Ended) -> Slot {
-    // Before the note, which waits for whoever reads it.
     let stopped = tree.send(Signal::SIGTERM, |_| false);
     // A suspended process would not receive the signal.
     let _ = tree.send(Signal::SIGCONT, |_| false);

@@ -13,7 +13,12 @@ use super::{
     signals::{Signals, ends},
     slot::SlotSource,
 };
-use crate::{commands::CommandError, text::escaped, timers::every};
+use crate::{
+    commands::CommandError,
+    notes::{self, Notes},
+    text::escaped,
+    timers::every,
+};
 
 /// How often the place is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -121,14 +126,15 @@ impl Progress {
     fn clear(&self) {
         if self.is_terminal && self.said.is_some() {
             redraw("");
+            // The command may write next.
+            notes::flush(notes::IN_ORDER);
         }
     }
 }
 
 /// Redraws a line of a terminal.
 fn redraw(text: &str) {
-    // The terminal may be closed.
-    let _ = io::stderr().write_all(format!("\r\x1b[K{text}").as_bytes());
+    let _ = Notes.write(format!("\r\x1b[K{text}").as_bytes());
 }
 
 fn ordinal(number: u32) -> String {

@@ -37,7 +37,9 @@ use tokio::{
 
 pub(crate) use self::args::ServeArgs;
 use self::{args::Address, held::HeldPermits, limits::ServedLimits, server::Socket};
-use crate::{args::Args, code, commands::CommandError, job::Signals, output, text::escaped};
+use crate::{
+    args::Args, code, commands::CommandError, job::Signals, notes::Notes, output, text::escaped,
+};
 
 /// Heartbeats without an acknowledgement after which a client's machine is dead.
 const DEAD_AFTER: u32 = 3;
@@ -78,7 +80,7 @@ enum Phase {
 pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, CommandError> {
     serve.check()?;
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(|| Notes)
         .with_ansi(false)
         .init();
     let room = server::room()?;
