@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import random
+import socket
 import sys
 import threading
 import time
@@ -88,6 +90,73 @@ def refusals():
             raise AssertionError("nobody is there")
     except ConnectionRefusedError:
         pass
+    for url in ["127.0.0.1:3100", "localhost:3100", "http://", "unix:/run/turnstile.sock"]:
+        with raises(ValueError, "http://HOST"):
+            slot("gpu", url=url)
+
+
+@contextlib.contextmanager
+def raises(kind, words):
+    try:
+        yield
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"nothing is raised: {words}")
+
+
+def arguments():
+    # None is no key and no tenant, so these are different keys.
+    with slot("gpu", key="None"), slot("gpu", key=None, tenant=None, wait=0) as other:
+        with raises(RuntimeError, "used once"), other:
+            pass
+        assert not other.lost
+    with raises(RuntimeError, "used once"), other:
+        pass
+    with slot("gpu", key="beta", url=os.environ["TURNSTILE_URL"] + "/"):
+        pass
+
+
+class Pinging(slot):
+    """Counts its heartbeats, at each of which it pings."""
+
+    pings = threading.Semaphore(0)
+
+    def use(self, action, **cost):
+        self.pings.release()
+        super().use(action, **cost)
+
+
+def slow_heartbeats():
+    """The server's heartbeats are further apart than `silence`."""
+    waiter = slot("gpu", key="beta", wait=600, silence=3)
+
+    def waits():
+        with waiter:
+            pass
+
+    waiting = threading.Thread(target=waits)
+    with Pinging("gpu", key="beta", silence=3, client_timeout=600) as holder:
+        waiting.start()
+        for _ in range(2):
+            assert holder.pings.acquire(timeout=60), "no heartbeat"
+    waiting.join()
+    assert waiter.permit, "it was refused"
+
+
+def closed_loop():
+    """The connection ends when the loop of a task that never left its block is closed."""
+    faults, before = [], threading.enumerate()
+    threading.excepthook = faults.append
+    gpu = slot("gpu", key="beta")
+    asyncio.run(gpu.__aenter__())
+    [thread] = set(threading.enumerate()) - set(before)
+    gpu._socket.shutdown(socket.SHUT_RDWR)
+    while thread.is_alive() and not gpu.lost:
+        time.sleep(0.001)
+    gpu._leave()
+    thread.join()
+    assert (faults, gpu.lost) == ([], "disconnected"), (faults, gpu.lost)
 
 
 def charges():
@@ -148,6 +217,12 @@ def main(case):
             asyncio.run(tasks(peak))
         case "refusals":
             refusals()
+        case "arguments":
+            arguments()
+        case "slow-heartbeats":
+            slow_heartbeats()
+        case "closed-loop":
+            closed_loop()
         case "charges":
             charges()
         case "lost-thread":

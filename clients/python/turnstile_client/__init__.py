@@ -25,10 +25,15 @@ class Refused(Exception):
 class slot:
     """A slot of a limit, held during one `with` or `async with` block. A thread talks to the server meanwhile."""
 
-    def __init__(self, limit: str, *, url: str = "", token: str = "", silence: float = 15, **parameters: str | float) -> None:
-        self._url = urlsplit(url or os.environ.get("TURNSTILE_URL", "http://127.0.0.1:3100"))
+    def __init__(
+        self, limit: str, *, url: str = "", token: str = "", silence: float = 15, **parameters: str | float | None
+    ) -> None:
+        self._url = urlsplit((url or os.environ.get("TURNSTILE_URL", "http://127.0.0.1:3100")).rstrip("/"))
+        if self._url.scheme not in ("http", "https") or not self._url.hostname:
+            raise ValueError("the URL of the server (`url`, or TURNSTILE_URL) does not begin with http://HOST or https://HOST")
         self._token, self._silence = token or os.environ.get("TURNSTILE_TOKEN"), silence
-        self._limit, self._parameters = limit, {"label": os.path.basename(sys.argv[0]), **parameters}
+        given = {name: value for name, value in parameters.items() if value is not None}
+        self._limit, self._parameters = limit, {"label": os.path.basename(sys.argv[0]), **given}
         self._granted, self._left, self._lock = Future[None](), threading.Event(), threading.Lock()
         self._socket: socket.socket | None = None
         self.permit, self.lost, self.draining = "", "", False
@@ -40,8 +45,8 @@ class slot:
 
     def __enter__(self) -> slot:
         holder, set_error = ctypes.c_ulong(threading.get_ident()), ctypes.pythonapi.PyThreadState_SetAsyncExc
-        self._take_back: Callable[[], object] = lambda: set_error(holder, None)
         with self._asking(lambda: set_error(holder, ctypes.py_object(Lost))):
+            self._take_back: Callable[[], object] = lambda: set_error(holder, None)
             self._granted.result()
         return self
 
@@ -54,11 +59,14 @@ class slot:
             raise Lost(self.lost) from None
 
     async def __aenter__(self) -> slot:
-        loop, self._task = asyncio.get_running_loop(), cast(asyncio.Task[Any], asyncio.current_task())
-        self._cancelling, self._is_cancelled = self._task.cancelling(), False
+        loop, task = asyncio.get_running_loop(), cast(asyncio.Task[Any], asyncio.current_task())
         def cancel() -> None:
-            self._is_cancelled = not self._left.is_set() and self._task.cancel()
-        with self._asking(lambda: loop.call_soon_threadsafe(cancel)):
+            self._is_cancelled = not self._left.is_set() and task.cancel()
+        def interrupt() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed, and the task with it
+                loop.call_soon_threadsafe(cancel)
+        with self._asking(interrupt):
+            self._task, self._cancelling, self._is_cancelled = task, task.cancelling(), False
             await asyncio.wrap_future(self._granted)
         return self
 
@@ -73,7 +81,10 @@ class slot:
 
     @contextlib.contextmanager
     def _asking(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        self._granted.set_running_or_notify_cancel()  # so that only the server decides it
+        with self._lock:
+            if self._granted.running() or self._granted.done():
+                raise RuntimeError("a slot is used once: make another for the next block")
+            self._granted.set_running_or_notify_cancel()  # so that only the server decides it
         threading.Thread(target=self._hold, args=[interrupt], daemon=True).start()
         try:
             yield
@@ -109,7 +120,8 @@ class slot:
         kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
         with contextlib.closing(kind(self._url.netloc, timeout=self._silence)) as connection:
             connection.connect()
-            self._socket = self._socket or connection.sock  # the first is the slot's
+            sock = connection.sock
+            self._socket = self._socket or sock  # the first is the slot's
             if self._left.is_set():
                 raise ConnectionAbortedError("the block has ended")
             fields = {"Authorization": f"Bearer {self._token}"} if self._token else {}
@@ -118,6 +130,8 @@ class slot:
             if response.status // 100 != 2:
                 is_json = "json" in response.headers.get_content_type()
                 raise Refused(response.status, json.load(response) if is_json else {})
+            beat = int(response.headers.get("turnstile-heartbeat-ms", 0)) / 1_000
+            sock.settimeout(max(self._silence, 3 * beat))
             yield response
 
     def _follow(self, response: HTTPResponse) -> None:

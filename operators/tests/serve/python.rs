@@ -60,6 +60,25 @@ fn refusals_and_charges_have_their_types() {
     });
 }
 
+#[test]
+fn arguments_are_checked_and_an_abandoned_task_says_nothing() {
+    alone(async {
+        let scene = Scene::new(&[]).await;
+        succeeds(python(&scene, "cases.py", &["arguments"])).await;
+        succeeds(python(&scene, "cases.py", &["closed-loop"])).await;
+        until_in_use(&scene.gpu().await, 0, 0).await;
+    });
+}
+
+#[test]
+fn a_slot_outlasts_slow_heartbeats() {
+    alone(async {
+        let scene = Scene::new(&["--heartbeat", "4s"]).await;
+        succeeds(python(&scene, "cases.py", &["slow-heartbeats"])).await;
+        until_in_use(&scene.gpu().await, 0, 0).await;
+    });
+}
+
 /// In a thread and in a task: when an operator revokes it, and when the server is gone.
 #[test]
 fn a_holder_learns_that_its_slot_is_over() {

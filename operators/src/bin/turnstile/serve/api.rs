@@ -132,6 +132,9 @@ async fn open(
     headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     // nginx would keep events back.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    // For clients that wait.
+    let beat_ms = serving.heartbeat.as_millis() as u64;
+    headers.insert("turnstile-heartbeat-ms", beat_ms.into());
     Ok(response)
 }
 
