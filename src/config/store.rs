@@ -27,7 +27,7 @@ use crate::{
 pub struct StoreConfig {
     /// The store's URL. Default: `memory:`, limits within this process.
     #[cfg_attr(test, schemars(with = "schema::WordOrTable<schema::Url, UrlTable>"))]
-    pub url: StoreUrl,
+    pub url: Option<StoreUrl>,
     /// Prefix of all keys in the store. See [`LimiterBuilder::namespace`]. Default: `turnstile`.
     #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9_.:-]{1,64}$")))]
     pub namespace: Option<String>,
@@ -78,7 +78,10 @@ impl StoreConfig {
     pub async fn connect(&self) -> Result<Limiter, ConfigFileError> {
         let mut faults = Faults::default();
         self.check(&mut faults);
-        let url = self.url.read(&mut faults);
+        let url = match &self.url {
+            Some(url) => url.read(&mut faults),
+            None => "memory:".to_owned(),
+        };
         faults.into_result()?;
         let limiter = self.builder().connect(&url).await;
         limiter.map_err(|error| ConfigFileError::of("store", error.to_string()))
@@ -86,11 +89,11 @@ impl StoreConfig {
 
     pub(super) fn check(&self, faults: &mut Faults) {
         match &self.url {
-            StoreUrl::Plain(url) => drop(faults.take("store.url", check_url(url))),
-            StoreUrl::Env(name) if name.is_empty() || name.contains(['=', '\0']) => {
+            Some(StoreUrl::Plain(url)) => drop(faults.take("store.url", check_url(url))),
+            Some(StoreUrl::Env(name)) if name.is_empty() || name.contains(['=', '\0']) => {
                 faults.add("store.url.env", "is not the name of a variable");
             }
-            StoreUrl::Env(_) => {}
+            Some(StoreUrl::Env(_)) | None => {}
         }
         let settings = [
             ("operable", self.operable),
@@ -152,13 +155,6 @@ impl fmt::Debug for StoreConfig {
             .field("url", &self.url)
             .field("builder", &self.builder())
             .finish()
-    }
-}
-
-/// In memory: limits within this process.
-impl Default for StoreUrl {
-    fn default() -> Self {
-        Self::Plain("memory:".to_owned())
     }
 }
 

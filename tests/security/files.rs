@@ -281,7 +281,7 @@ async fn no_url_is_shown_that_stands_for_the_name_of_a_variable() {
     ] {
         let config = StoreConfig::default();
         let mut config = config;
-        config.url = StoreUrl::Env(name.to_owned());
+        config.url = Some(StoreUrl::Env(name.to_owned()));
         config.namespace = Some("redis://user:canary@host".to_owned());
         output.debug(&config);
         let error = config.connect().await.expect_err("it is not set");

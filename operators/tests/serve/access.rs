@@ -1,7 +1,8 @@
 //! Who may connect, where, and how many; the page; and calls that are refused.
 
-use std::{os::unix::fs::PermissionsExt, path::Path, process::Command};
+use std::{io::Write, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
+use tempfile::NamedTempFile;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
@@ -47,6 +48,25 @@ fn only_the_token_opens() {
         }
         let mut answer = with_fields(&scene, &format!("authorization: bearer {TOKEN}\r\n")).await;
         assert_eq!(answer.event().await.0, "granted");
+    });
+}
+
+/// Also one in memory, which is the default of services.
+#[test]
+fn the_store_of_the_file_comes_first() {
+    alone(async {
+        let redis = RedisServer::start();
+        let text = "unlimited = true\nstore.url = 'memory:'\nlimits.gpu = { concurrent = 1, unrouted = true }";
+        let mut file = NamedTempFile::new().expect("a file");
+        file.write_all(text.as_bytes()).expect("room");
+        let path = file.path().to_str().expect("text");
+        let arguments = ["serve", "--config", path, "--listen", "127.0.0.1:0"];
+        let mut command = turnstile(&arguments);
+        command.env("TURNSTILE_STORE", redis.url());
+        let serve = Replica::launch(command).await;
+        let scene = Scene { redis, serve, file };
+        scene.granted("gpu", "").await;
+        assert_eq!(scene.redis.key_count(), 0);
     });
 }
 

@@ -15,8 +15,8 @@ pub(crate) async fn read(args: &Args, path: &Path) -> Result<Config, CommandErro
 /// Operators see each slot, and can revoke it.
 pub(crate) fn completed(args: &Args, mut config: Config) -> Result<Config, CommandError> {
     config.store.operable = true;
-    if config.store.url == StoreUrl::default() {
-        config.store.url = args.store()?.into();
+    if config.store.url.is_none() {
+        config.store.url = Some(args.store()?.into());
         let namespace = &mut config.store.namespace;
         namespace.get_or_insert_with(|| args.namespace.clone());
     }
@@ -26,8 +26,8 @@ pub(crate) fn completed(args: &Args, mut config: Config) -> Result<Config, Comma
 /// The store of a configuration that has connected.
 pub(crate) fn url(config: &Config) -> String {
     match &config.store.url {
-        StoreUrl::Plain(url) => url.clone(),
-        StoreUrl::Env(name) => env::var(name).unwrap_or_default(),
+        Some(StoreUrl::Plain(url)) => url.clone(),
+        Some(StoreUrl::Env(name)) => env::var(name).unwrap_or_default(),
         _ => String::new(),
     }
 }

@@ -284,7 +284,18 @@ async fn a_wrong_call_and_a_faulty_file_start_nothing() {
         limits.cpu = { concurrent = 1, unrouted = true }
         ",
     );
+    let memory = file(
+        "
+        unlimited = true
+        store.url = 'memory:'
+        limits.gpu = { concurrent = 1, unrouted = true }
+        ",
+    );
     for (config, fault) in [
+        (
+            path(&memory),
+            "the store's URL does not begin with `redis://`",
+        ),
         (path(&faulty), "limits.gpu.concurrent: limit `gpu` is 0"),
         (path(&other), "there is no limit `gpu`"),
         ("/no/such/file", "No such file"),

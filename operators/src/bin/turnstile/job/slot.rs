@@ -101,7 +101,9 @@ impl<'a> SlotSource<'a> {
         let limiter = live.limiter().clone();
         let url = source::url(&config);
         let namespace = config.store.namespace.as_deref();
-        let beside = Beside::new(&limiter, &url, namespace.unwrap_or(&args.namespace))?;
+        let beside = Beside::new(&limiter, &url, namespace.unwrap_or(&args.namespace));
+        // In memory there is nobody to share a limit with.
+        let beside = beside.map_err(|error| CommandError::new(code::CONFIG, error.to_string()))?;
         let declared = beside.declared(&job.limit);
         if let Some(declared) = declared {
             compare(&beside, &job.limit, declared).await;
