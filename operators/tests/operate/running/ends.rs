@@ -1,5 +1,7 @@
 //! How a command ends, or fails to start.
 
+use std::{fs::Permissions, os::unix::fs::PermissionsExt};
+
 use tokio::process::Command;
 use tower_turnstile::Limit;
 use tower_turnstile_operate::{KeyDigest, PermitState, TenantDigest};
@@ -58,8 +60,11 @@ async fn the_exit_code_is_that_of_the_command() {
 #[tokio::test]
 async fn a_command_that_is_not_there_asks_for_no_slot() {
     let nobody = format!("redis://127.0.0.1:{}", free_port());
-    let faulty = file("");
+    let (faulty, script) = (file(""), file("echo started"));
+    let executable = Permissions::from_mode(0o755);
+    std::fs::set_permissions(script.path(), executable).expect("its owner");
     for (program, code) in [
+        (path(&script), 126),
         ("no-such-command", 127),
         ("/no/such/command", 127),
         (path(&faulty), 126),

@@ -3,7 +3,8 @@
 use std::{
     env,
     ffi::OsStr,
-    fs, io,
+    fs::{self, File},
+    io::{self, Read},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
@@ -14,6 +15,8 @@ use crate::{code, commands::CommandError};
 
 /// The search path of `execvp` without the variable `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
+/// Number of bytes in which every binary format has a zero.
+const START: u64 = 128;
 
 /// Fails like a shell: with 127 if the command is missing, and with 126 if it cannot be executed.
 pub(super) fn check(program: &OsStr) -> Result<(), CommandError> {
@@ -61,5 +64,14 @@ fn look(candidate: &Path) -> io::Result<()> {
             "is not a file",
         ));
     }
-    Ok(access(candidate, AccessFlags::X_OK)?)
+    access(candidate, AccessFlags::X_OK)?;
+    // The system executes no text without an interpreter: only shells do. A file may be executable, but not readable.
+    let mut start = Vec::new();
+    let read = File::open(candidate).and_then(|file| file.take(START).read_to_end(&mut start));
+    if read.is_ok() && !start.starts_with(b"#!") && !start.contains(&0) {
+        let reason =
+            "is a script that does not begin with `#!` and its interpreter, such as `#!/bin/sh`";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    }
+    Ok(())
 }
