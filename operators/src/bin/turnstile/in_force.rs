@@ -99,7 +99,8 @@ fn refused(
         format!("leave {fairness} out")
     };
     let message = format!(
-        "limit `{limit}` has {other} for {replica}, not {declared}: {advice}, or pass --force, and the largest applies to all"
+        "limit `{limit}` has {other} for {replica}, not {declared}: {advice}, or pass --force, and the largest applies to all. \
+         A replica that has crashed counts for 3 minutes"
     );
     CommandError::new(code::CONFIG, message)
 }
