@@ -3,9 +3,10 @@
 use std::process::Stdio;
 
 use nix::sys::signal::Signal;
+use tokio::net::TcpListener;
 
 use super::{Gpu, HOLD, Run, STAYS, path, until_waiting};
-use crate::scene::until;
+use crate::scene::{again_while, soon, until};
 
 #[tokio::test]
 async fn signals_are_passed_on() {
@@ -114,6 +115,22 @@ async fn until_state(processes: &[String], state: char) {
         rest.starts_with(state)
     };
     until(async || processes.iter().all(is_so)).await;
+}
+
+/// The store takes the connection, and never answers.
+#[tokio::test]
+async fn one_that_connects_ends_too() {
+    let code = async || {
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let store = format!("redis://{}", silent.local_addr().expect("bound"));
+        let mut run = Run::start(&store, &["gpu"], HOLD);
+        let _connection = soon(silent.accept()).await.expect("it connects");
+        run.signal(Signal::SIGTERM);
+        run.code().await
+    };
+    // After a stall of the machine it has ended by itself: the value of the limit is unknown.
+    let code = again_while(|code| *code == Some(75), code).await;
+    assert_eq!(code, Some(143));
 }
 
 /// After its end no waiter is left in the store.

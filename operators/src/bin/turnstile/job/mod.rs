@@ -23,8 +23,9 @@ mod slot;
 mod tree;
 mod wait;
 
-use std::{process::ExitCode, time::Duration};
+use std::{pin::pin, process::ExitCode, time::Duration};
 
+use tokio::time::timeout;
 use tower_turnstile::Limiter;
 
 #[cfg(target_os = "linux")]
@@ -37,6 +38,9 @@ use self::{
 };
 use crate::{args::Args, code, commands::CommandError};
 
+/// Time after a signal for a store that answers, so that no row of the roster is left behind.
+const CONNECTED: Duration = Duration::from_millis(500);
+
 /// Waits for a slot, and runs the command while holding it. Returns the command's exit code.
 pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandError> {
     if args.json {
@@ -46,12 +50,15 @@ pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandE
     program::check(job.program())?;
     let fault = |error| CommandError::new(code::NOT_EXECUTABLE, format!("no signals: {error}"));
     let mut signals = Signals::catch().map_err(fault)?;
+    let mut connecting = pin!(SlotSource::connect(args, job));
     let slots = tokio::select! {
-        biased;
-        signal = signals.end() => {
+        slots = &mut connecting => slots?,
+        signal = signals.ending() => {
+            if let Ok(Ok(slots)) = timeout(CONNECTED, connecting).await {
+                leave(&slots.limiter).await;
+            }
             return Ok(ExitCode::from(end_code(Ended::Signalled(signal as i32))));
         }
-        slots = SlotSource::connect(args, job) => slots?,
     };
     let outcome = match wait(&slots, &job.limit, &mut signals).await {
         Ok(Waited::Granted(permit)) => child::run(job, permit, &mut signals).await,

@@ -94,15 +94,11 @@ impl Signals {
         .await
     }
 
-    /// The next signal that ends a process which is only waiting.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe.
-    pub(crate) async fn end(&mut self) -> Signal {
+    /// The next signal that ends a process without a command. Cancel safe.
+    pub(crate) async fn ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
-            if ends(signal) {
+            if let Signal::SIGHUP | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGTERM = signal {
                 return signal;
             }
         }
@@ -149,17 +145,6 @@ fn ignored() -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0)
-}
-
-/// Whether the signal ends a process that is only waiting.
-pub(super) fn ends(signal: Signal) -> bool {
-    let ending = [
-        Signal::SIGHUP,
-        Signal::SIGINT,
-        Signal::SIGQUIT,
-        Signal::SIGTERM,
-    ];
-    ending.contains(&signal)
 }
 
 /// Whether the group of this process is in the foreground of a terminal.

@@ -59,7 +59,10 @@ impl<'a> SlotSource<'a> {
         let declared = match in_force(&beside, name, wanted).await {
             Ok(declared) => declared,
             Err(error) => {
-                limiter.shutdown(Duration::ZERO).await;
+                // A store that has not answered would not answer this either.
+                if error.code != code::NO_SLOT {
+                    limiter.shutdown(Duration::ZERO).await;
+                }
                 return Err(error);
             }
         };

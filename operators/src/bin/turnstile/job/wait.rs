@@ -9,10 +9,7 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 use tower_turnstile::{Acquire, AcquireErrorKind, Permit};
 
-use super::{
-    signals::{Signals, ends},
-    slot::SlotSource,
-};
+use super::{signals::Signals, slot::SlotSource};
 use crate::{
     commands::CommandError,
     notes::{self, Notes},
@@ -46,9 +43,7 @@ pub(super) async fn wait(
     let waited = loop {
         tokio::select! {
             biased;
-            signal = signals.next() => if ends(signal) {
-                break Ok(Waited::Cancelled(signal));
-            },
+            signal = signals.ending() => break Ok(Waited::Cancelled(signal)),
             outcome = &mut acquire, if asks => match outcome {
                 Ok(permit) => break Ok(Waited::Granted(permit)),
                 Err(error) => {

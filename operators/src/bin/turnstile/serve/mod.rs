@@ -101,7 +101,7 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
     };
     let (socket, page, limits) = tokio::select! {
         biased;
-        _ = signals.end() => return Ok(ExitCode::SUCCESS),
+        _ = signals.ending() => return Ok(ExitCode::SUCCESS),
         started = start(args, serve) => started?,
     };
     let serving = Arc::new(Serving {
@@ -125,7 +125,7 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
         never = serve_page(&serving, page) => match never {},
         never = reload_on_hangup(&serving, args, file) => match never {},
         () = async {
-            signals.end().await;
+            signals.ending().await;
             drain(&serving, &mut signals).await;
         } => {}
     }
@@ -153,7 +153,7 @@ async fn drain(serving: &Serving, signals: &mut Signals) {
     let gone = serving.clients.acquire_many(serving.max_clients);
     let report = tokio::select! {
         (report, _) = join(limiter.shutdown(serving.grace), timeout(serving.grace, gone)) => report,
-        _ = signals.end() => limiter.shutdown(Duration::ZERO).await,
+        _ = signals.ending() => limiter.shutdown(Duration::ZERO).await,
     };
     serving.phase.send_replace(Phase::Ended);
     if report.unconfirmed > 0 {
