@@ -104,6 +104,12 @@ pub(crate) enum Command {
     /// On Linux the slot is held until the last process that descends from the command has ended, daemons too, and signals
     /// go to all of these, SIGUSR1 and SIGUSR2 to the command alone: see --only-child.
     ///
+    /// In the foreground of a terminal, SIGINT and SIGQUIT are taken for the terminal's, which the command has received too,
+    /// and are not passed on: `kill -TERM` is.
+    ///
+    /// The command inherits the environment, with TURNSTILE_STORE and TURNSTILE_KEY, and so can run `turnstile` itself.
+    /// Start it by `env -u TURNSTILE_STORE` if it may not have the store's password.
+    ///
     /// If it is killed by SIGKILL, the command continues without a slot once its lease has ended (30 s): see
     /// --die-with-me. If it is suspended for longer than that, it loses the slot too.
     ///
