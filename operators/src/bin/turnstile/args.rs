@@ -105,7 +105,7 @@ pub(crate) enum Command {
     /// go to all of these, SIGUSR1 and SIGUSR2 to the command alone: see --only-child.
     ///
     /// In the foreground of a terminal, SIGINT and SIGQUIT are taken for the terminal's, which the command has received too,
-    /// and are not passed on: `kill -TERM` is.
+    /// and are not passed on: send SIGTERM instead.
     ///
     /// The command inherits the environment, with TURNSTILE_STORE and TURNSTILE_KEY, and so can run `turnstile` itself.
     /// Start it by `env -u TURNSTILE_STORE` if it may not have the store's password.

@@ -3,7 +3,7 @@
 
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
-/// Writes a line to standard error, which may be closed or blocked: `eprintln!` would panic then, or block.
+/// Writes a line to standard error, which may be closed or blocked: `eprintln!` would panic, or block.
 macro_rules! note {
     ($($text:tt)*) => { crate::output::note(format_args!($($text)*)) };
 }
