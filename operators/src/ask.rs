@@ -9,10 +9,11 @@ use tokio::{
 };
 
 use super::{
-    PaceRow, RefusalRow, TenantRow,
+    RefusalRow, TenantRow,
     beside::kept_refusals,
     ledger::{self, LedgerLook},
     merge::Collected,
+    operator::StoredPace,
     roster::{self, RosterMember},
     scan::Scanner,
 };
@@ -141,20 +142,20 @@ impl Remote {
         kept_refusals(&self.control, &self.names, limit).await
     }
 
-    /// Reads the states of the first of these adaptive limits from the store.
-    pub(super) async fn read_paces<'a>(
-        &self,
-        rows: impl Iterator<Item = (KeyDigest, &'a mut PaceRow)>,
-    ) {
+    /// Reads the states of the first of these adaptive limits from the store, and values that no replica knows.
+    pub(super) async fn read_paces<'a>(&self, rows: impl Iterator<Item = StoredPace<'a>>) {
         let rows: Vec<_> = rows.take(MAX_PACES).collect();
         if rows.is_empty() {
             return;
         }
         let _asking = self.asking.lock().await;
-        let ledgers = rows.iter().map(|(key, _)| self.names.ledger(*key));
+        let ledgers = rows.iter().map(|(key, ..)| self.names.ledger(*key));
         let (now_ms, states) = ledger::paces(&self.control, ledgers).await;
-        for ((_, row), state) in rows.into_iter().zip(states) {
-            row.read(&state.unwrap_or_default(), now_ms);
+        for ((_, row, max), state) in rows.into_iter().zip(states) {
+            let found = row.read(&state.unwrap_or_default(), now_ms);
+            if let (Some(max), Some(found)) = (max, found) {
+                *max = found;
+            }
         }
     }
 

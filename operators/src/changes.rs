@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{KeyRow, PermitRow, answer::Answers, error::OperateError};
 use tower_turnstile::{
     operate::seam::{Logged, Names, Record, Revocation, Signed},
-    operate::{Override, Setting, Target},
+    operate::{KeyDigest, Override, Setting, Target},
 };
 
 /// The author of a change, and the reason for it. Both are kept with the change and shown to all operators.
@@ -212,6 +212,16 @@ impl Overrides {
     /// Returns the overrides of a limit or key.
     pub fn of<'a>(&'a self, target: &'a Target) -> impl Iterator<Item = &'a Override> {
         self.all().iter().filter(move |one| one.target == *target)
+    }
+
+    /// The value that operators have set for a key, or for its limit.
+    pub(super) fn value_of(&self, limit: &str, key: KeyDigest) -> Option<u32> {
+        let targets = [Target::digest(limit, key), Target::limit(limit)];
+        let mut overrides = targets.iter().flat_map(|target| self.of(target));
+        overrides.find_map(|one| match one.setting {
+            Setting::Value(value) => Some(value.max),
+            _ => None,
+        })
     }
 
     /// Returns the tokens of the overrides of a limit or key, which an [order](super::Order) may require.

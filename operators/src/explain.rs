@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use super::ledger::LedgerLook;
 use super::{
-    BudgetRow, KeyRow, LimitRow, PauseRow, PermitRow, PermitState, TenantRow,
+    BudgetRow, KeyRow, LimitRow, PaceRow, PauseRow, PermitRow, PermitState, TenantRow,
     answer::{Answers, Explanation, UnclaimedRow, Verdict},
     changes::Overrides,
     error::OperateError,
@@ -14,7 +14,7 @@ use super::{
 use tower_turnstile::{
     Key, Mode,
     operate::seam::layout::{ID_CHARS, ramped},
-    operate::{KeyDigest, Setting, Target, TenantDigest},
+    operate::{KeyDigest, TenantDigest},
 };
 
 impl Operator {
@@ -62,9 +62,9 @@ impl Operator {
             return Err(OperateError::value(fault));
         }
         let own = keys.rows.pop();
-        let max = match &own {
-            Some(own) => own.max,
-            None => self.overridden(limit, key).await.unwrap_or(row.max),
+        let (max, pace) = match &own {
+            Some(own) => (own.max, own.pace.clone()),
+            None => self.unused(&row, key).await,
         };
         let usage = self.usage(key, &permits, own.as_ref()).await?;
         let verdict = usage.verdict(&row, max, own.as_ref());
@@ -83,7 +83,7 @@ impl Operator {
             waiting: usage.waiting,
             budget: own.as_ref().and_then(|own| own.budget),
             pause: usage.pause,
-            pace: own.and_then(|own| own.pace),
+            pace,
             verdict,
             permits,
             tenants,
@@ -92,16 +92,19 @@ impl Operator {
         })
     }
 
-    /// The value that operators have set for a key, which replicas report only while the key is in use. `None` if this
-    /// operator may not read the record.
-    async fn overridden(&self, limit: &str, key: KeyDigest) -> Option<u32> {
-        let overrides = Overrides::from(self.record().await.ok()?);
-        let target = Target::digest(limit, key);
-        let values = overrides.of(&target).map(|one| match one.setting {
-            Setting::Value(value) => Some(value.max),
-            _ => None,
-        });
-        values.flatten().next()
+    /// The value of a key that no replica uses, and how an adaptive limit has found it. Without the right to read the record or
+    /// the state, as if there were none.
+    async fn unused(&self, row: &LimitRow, key: KeyDigest) -> (u32, Option<PaceRow>) {
+        let overrides = self.record().await.map(Overrides::from).unwrap_or_default();
+        let (mut max, mut pace) = (row.max, row.pace.clone().filter(|_| !self.is_here()));
+        if let Some(pace) = &mut pace {
+            // What the replicas know is of other keys.
+            max = if row.shared { pace.declared } else { max };
+            (pace.declared, pace.cuts, pace.overloaded) = (max, 0, 0);
+            self.read_paces([(key, pace, Some(&mut max))].into_iter())
+                .await;
+        }
+        (overrides.value_of(&row.limit, key).unwrap_or(max), pace)
     }
 
     /// The usage of a key, according to the store; in memory, according to this process.

@@ -6,6 +6,7 @@ use super::ask::Remote;
 use super::{
     KeyRow, LimitRow, PaceRow, PermitRow, RefusalRow, ReplicaRow, TenantRow,
     answer::Answers,
+    changes::Overrides,
     error::{OperateError, OperateErrorKind},
     merge::{Collected, MergedRow},
 };
@@ -39,6 +40,9 @@ use tower_turnstile::{
 /// # }
 /// ```
 pub struct Operator(Access);
+
+/// What the store knows of a key of an adaptive limit, and the value to be replaced, if no replica knows it.
+pub(super) type StoredPace<'a> = (KeyDigest, &'a mut PaceRow, Option<&'a mut u32>);
 
 /// How an operator reaches replicas: this one directly, or all of them through the store.
 pub(super) enum Access {
@@ -87,17 +91,26 @@ impl Operator {
     /// See [`replicas`](Self::replicas).
     pub async fn limits(&self) -> Result<Answers<LimitRow>, OperateError> {
         let mut limits: Answers<LimitRow> = self.ask(Question::Limits(None)).await?.rows("");
-        let shared = limits.rows.iter_mut().filter(|row| row.shared);
-        let paces = shared.filter_map(|row| {
+        let is_unused = |row: &LimitRow| row.pace.is_some() && row.keys == 0;
+        let overrides = if limits.rows.iter().any(is_unused) {
+            self.record().await.map(Overrides::from).unwrap_or_default()
+        } else {
+            Overrides::default()
+        };
+        // No replica knows who shares the value of an unused limit, but the store has it only if all callers do.
+        let paces = limits.rows.iter_mut().filter_map(|row| {
             let key = KeyDigest::of(&row.limit, Key::SHARED);
-            Some((key, row.pace.as_mut()?))
+            let (is_unused, is_shared) = (is_unused(row), row.shared);
+            let is_found = is_unused && overrides.value_of(&row.limit, key).is_none();
+            let pace = row.pace.as_mut().filter(|_| is_unused || is_shared)?;
+            Some((key, pace, is_found.then_some(&mut row.max)))
         });
         self.read_paces(paces).await;
         Ok(limits)
     }
 
     /// What the store knows of adaptive limits, unless it is down; without a store, the rows have it.
-    async fn read_paces<'a>(&self, rows: impl Iterator<Item = (KeyDigest, &'a mut PaceRow)>) {
+    pub(super) async fn read_paces<'a>(&self, rows: impl Iterator<Item = StoredPace<'a>>) {
         if let Access::Store(remote) = &self.0 {
             remote.read_paces(rows).await;
         }
@@ -131,7 +144,7 @@ impl Operator {
     ) -> Result<Answers<KeyRow>, OperateError> {
         let mut keys: Answers<KeyRow> = self.rows_of(limit, key, Question::Keys).await?;
         let rows = keys.rows.iter_mut();
-        let paces = rows.filter_map(|row| Some((row.key, row.pace.as_mut()?)));
+        let paces = rows.filter_map(|row| Some((row.key, row.pace.as_mut()?, None)));
         self.read_paces(paces).await;
         Ok(keys)
     }

@@ -380,8 +380,7 @@ async fn limits(keeper: &KeeperHandle, name: Option<&str>) -> Option<(Vec<LimitR
     }
     let rows = rows.into_iter().map(|(look, count)| {
         let limit = look.limit;
-        let unused = limit.adapt();
-        let unused = unused.map(|bounds| PaceLook::new(bounds, limit.max()));
+        let unused = (limit.adapt()).map(|bounds| PaceLook::new(bounds, limit.max()));
         LimitRow {
             limit: limit.name().to_owned(),
             max: count.shared_max().unwrap_or(limit.max()),

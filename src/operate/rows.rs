@@ -303,12 +303,13 @@ impl PaceRow {
         row
     }
 
-    /// Reads the state of the key in the store.
+    /// Reads the state of the key in the store. Returns the value that was found.
     #[doc(hidden)]
-    pub fn read(&mut self, state: &[u8], now_ms: u64) {
-        if let Some(state) = PaceState::parse(state) {
-            self.recall(state.past(now_ms));
-        }
+    pub fn read(&mut self, state: &[u8], now_ms: u64) -> Option<u32> {
+        let state = PaceState::parse(state)?;
+        self.recall(state.past(now_ms));
+        self.cuts = state.generation;
+        Some(state.limit.min(self.ceiling).max(self.floor))
     }
 
     fn recall(&mut self, past: PacePast) {
