@@ -236,7 +236,9 @@ fn rates(headers: &HeaderMap, refusal: Option<&Refusal>) -> Vec<Rate> {
         }
         Some(rate)
     });
-    let violated = refusal.filter(|refusal| refusal.kind().is_limited());
+    // A route that refuses everything has no limit that a client could keep.
+    let violated = refusal
+        .filter(|refusal| refusal.kind().is_limited() && refusal.status() != StatusCode::NOT_FOUND);
     rates.chain(violated.map(violated_rate)).collect()
 }
 
