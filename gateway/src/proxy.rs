@@ -221,7 +221,12 @@ impl Proxy {
     ) -> Result<Response<Answer>, Failure> {
         let [pooled, fresh] = &self.clients;
         let decoding = |client: &HttpClient<_>| Decompression::new(client.clone()).gzip(decodes);
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        if body.size_hint().exact().is_none() {
+            // Otherwise the HTTP client drops the body of a GET.
+            let chunked = HeaderValue::from_static("chunked");
+            head.headers.insert(header::TRANSFER_ENCODING, chunked);
+        }
         let is_repeatable = head.method.is_idempotent() && body.is_end_stream();
         let again = is_repeatable
             .then(|| Request::from_parts(head.clone(), Either::Right(Full::default())));

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{HeaderMap, Request, Response, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header::TRANSFER_ENCODING};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Empty, StreamBody};
 use hyper::{
@@ -166,13 +166,24 @@ pub(crate) fn body_of(
 fn bodies_go_both_ways_as_they_come() {
     alone(async {
         let stage = Stage::new().await;
-        for version in [Version::HTTP_11, Version::HTTP_2] {
+        for (version, method) in [
+            (Version::HTTP_11, Method::POST),
+            (Version::HTTP_2, Method::POST),
+            (Version::HTTP_11, Method::GET),
+            (Version::HTTP_2, Method::GET),
+        ] {
             let (parts, frames) = unbounded_channel();
             let host = stage.replicas[1].address();
-            let request = Request::post(format!("http://{host}/v1/chat/echo"))
+            let mut request = Request::builder()
+                .method(method)
+                .uri(format!("http://{host}/v1/chat/echo"))
                 .header("x-api-key", "me")
                 .body(body_of(frames))
                 .expect("a request");
+            if version == Version::HTTP_11 {
+                let chunked = HeaderValue::from_static("chunked");
+                request.headers_mut().insert(TRANSFER_ENCODING, chunked);
+            }
             parts.send(Bytes::from("to")).expect("it is read");
             let mut response = send(&stage.replicas[1], version, request).await;
             for part in ["to", "and", "fro"] {
