@@ -159,13 +159,13 @@ struct Options {
     #[arg(long, default_value = "4MiB", value_parser = bytes)]
     max_request: usize,
     /// Longest time until the upstream begins a stream, and until a client has sent its prompt
-    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "60s", value_parser = duration)]
     head_timeout: Duration,
     /// Longest time without a byte from the upstream, in a response or before one that is not a stream
-    #[arg(long, default_value = "10m", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "10m", value_parser = duration)]
     silence: Duration,
     /// Longest time between the requests of an HTTP/1 connection: longer than a balancer in front keeps it
-    #[arg(long, default_value = "620s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "620s", value_parser = duration)]
     idle: Duration,
     /// Longest time that a connection to an upstream is kept unused: shorter than the upstream keeps it
     #[arg(long, default_value = "4s", value_parser = humantime::parse_duration)]
@@ -405,6 +405,13 @@ fn header(text: &str) -> Result<HeaderName, String> {
     let name = HeaderName::try_from(text).ok();
     let name = name.filter(|name| name.as_str().starts_with("x-") && name != "x-api-key");
     name.ok_or_else(|| "it must be the name of a header of your own, with x- in front".to_owned())
+}
+
+/// Parses a time that is not 0.
+fn duration(text: &str) -> Result<Duration, String> {
+    let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let duration = Some(duration).filter(|duration| !duration.is_zero());
+    duration.ok_or_else(|| "it must be longer than 0s".to_owned())
 }
 
 /// Parses a number of bytes, KiB or MiB.

@@ -110,6 +110,18 @@ fn bad_options_are_refused_in_one_line() {
             &["--upstream", up, "--config", &good, "--grace", "soon"],
             "--grace",
         ),
+        (
+            &["--upstream", up, "--config", &good, "--head-timeout", "0s"],
+            "--head-timeout",
+        ),
+        (
+            &["--upstream", up, "--config", &good, "--silence", "0s"],
+            "--silence",
+        ),
+        (
+            &["--upstream", up, "--config", &good, "--idle", "0s"],
+            "--idle",
+        ),
     ] {
         let (code, errors) = run_to_end("turnstile-gateway", options);
         assert_eq!(code, Some(2), "{options:?}: {errors}");
