@@ -93,6 +93,8 @@ impl Fault {
         if self.status == StatusCode::UNAUTHORIZED {
             let bearer = HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, bearer);
+            // A connection takes the place of a caller's.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if self.status == StatusCode::UPGRADE_REQUIRED {
             headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));

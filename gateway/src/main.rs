@@ -65,6 +65,7 @@ mod weights;
 
 use std::{
     convert::Infallible,
+    fmt::Display,
     io::IsTerminal,
     net::SocketAddr,
     path::PathBuf,
@@ -87,11 +88,12 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::{conn::auto, graceful::GracefulShutdown},
 };
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::{
     net::{TcpListener, TcpStream},
     signal::unix::{Signal, SignalKind, signal},
-    sync::watch,
-    time::{sleep, timeout},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Instant, sleep, timeout},
 };
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneService};
 use tower_http::cors::{AllowHeaders, CorsLayer};
@@ -118,6 +120,10 @@ const CLOSE: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Longest time until the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
+/// Files that are no connections of clients or to upstreams: those of the store, the monitor and the runtime.
+const OWN_FILES: u64 = 40;
+/// Shortest time between two warnings that no connection is accepted.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// A reverse proxy whose streams are limited across all replicas that share a store.
 #[derive(Parser)]
@@ -197,6 +203,7 @@ async fn main() -> ExitCode {
 /// Serves until a signal comes. An error names the option to mend.
 async fn run(options: Options) -> Result<(), String> {
     log_to_stderr();
+    let most = max_connections()?;
     // For upstreams and the store.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let recorder = monitor::recorder(options.monitor.is_some())?;
@@ -244,7 +251,7 @@ async fn run(options: Options) -> Result<(), String> {
     let gateway = gateway(&live, proxy, callers, log, options.allow_origin);
     let connections = GracefulShutdown::new();
     tokio::select! {
-        () = accept(listener, gateway, options.idle, &connections) => {}
+        () = accept((listener, most), gateway, options.idle, &connections) => {}
         () = told_to_end() => {}
     }
     ending.send_replace(true);
@@ -338,9 +345,21 @@ async fn listen(option: &str, address: SocketAddr) -> Result<TcpListener, String
     listener.map_err(|error| format!("{option} {address}: {error}"))
 }
 
-/// Serves connections without end. An HTTP/1 connection may be idle for this long.
+/// Raises the limit of open files as far as the system allows, and returns how many connections of clients fit below it, each
+/// with one to an upstream.
+fn max_connections() -> Result<usize, String> {
+    let fault = |error| format!("the limit of open files: {error}");
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(fault)?;
+    let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    let files = if raised.is_ok() { hard } else { soft };
+    let most = files.saturating_sub(OWN_FILES) / 2;
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    Ok(most.clamp(1, Semaphore::MAX_PERMITS))
+}
+
+/// Serves connections without end, at most `most` at a time. An HTTP/1 connection may be idle for this long.
 async fn accept(
-    listener: TcpListener,
+    (listener, most): (TcpListener, usize),
     gateway: Gateway,
     idle: Duration,
     connections: &GracefulShutdown,
@@ -354,22 +373,35 @@ async fn accept(
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE);
+    let room = Arc::new(Semaphore::new(most));
+    let mut warned = None;
+    let mut warn = |fault: &dyn Display| {
+        if warned.is_none_or(|at: Instant| at.elapsed() >= WARN_EVERY) {
+            warned = Some(Instant::now());
+            tracing::warn!(%fault, "new connections have to wait");
+        }
+    };
     loop {
+        if room.available_permits() == 0 {
+            warn(&format_args!("{most} connections are open"));
+        }
+        let place = room.clone().acquire_owned().await;
         match listener.accept().await {
             Ok((connection, peer)) => {
+                let connection = (connection, place.ok());
                 serve(connection, peer, gateway.clone(), &server, connections);
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
+                warn(&error);
                 sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// Serves a connection, HTTP/1 or HTTP/2, on a task of its own.
+/// Serves a connection, HTTP/1 or HTTP/2, on a task of its own, and keeps its place until it is closed.
 fn serve(
-    connection: TcpStream,
+    (connection, place): (TcpStream, Option<OwnedSemaphorePermit>),
     peer: SocketAddr,
     service: Gateway,
     server: &auto::Builder<TokioExecutor>,
@@ -387,6 +419,7 @@ fn serve(
     let connection = server.serve_connection(TokioIo::new(connection), service);
     let connection = connections.watch(connection.into_owned());
     tokio::spawn(async move {
+        let _place = place;
         let mut connection = pin!(connection);
         let ended = match timeout(FIRST_REQUEST, &mut connection).await {
             Ok(ended) => ended,

@@ -3,10 +3,13 @@
 
 use std::{
     net::SocketAddr,
+    pin::pin,
+    process::{Command, Stdio},
     sync::{Arc, Mutex},
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Request, StatusCode, Version};
 use http_body_util::{BodyExt, Empty};
 use tokio::{
@@ -18,7 +21,11 @@ use crate::{
     answers::{OPENAI, named},
     proxy::send,
     stage::Stage,
-    support::{alone, replica::command, soon},
+    support::{
+        alone,
+        replica::{Replica, command},
+        soon,
+    },
     tokens::{self, request},
 };
 
@@ -165,6 +172,53 @@ fn idle_connections_of_clients_are_closed_after_a_time_of_choice() {
         soon(client.read_to_string(&mut all)).await.expect("an end");
         assert!(all.starts_with("HTTP/1.1 200"), "{all}");
         assert!(all.ends_with("done"), "{all}");
+    });
+}
+
+/// A connection that is kept open takes the place of a caller's.
+#[test]
+fn a_connection_without_a_key_is_closed() {
+    alone(async {
+        let stage = Stage::new().await;
+        let mut client = TcpStream::connect(stage.replicas[0].address()).await;
+        let client = client.as_mut().expect("it listens");
+        let request = b"GET /v1/chat/short HTTP/1.1\r\nhost: gateway\r\n\r\n";
+        client.write_all(request).await.expect("open");
+        let mut all = String::new();
+        soon(client.read_to_string(&mut all)).await.expect("an end");
+        assert!(all.starts_with("HTTP/1.1 401"), "{all}");
+        assert!(all.contains("\r\nconnection: close\r\n"), "{all}");
+    });
+}
+
+/// Each connection finds a file for its upstream, and the store has some too.
+#[test]
+fn connections_are_bounded_by_the_files_that_may_be_open() {
+    alone(async {
+        let stage = Stage::new().await;
+        let upstream = format!("http://{}", stage.upstream.address());
+        let gateway = stage.command(&["--upstream", &upstream]);
+        // The soft limit is raised to the hard one, and 40 of 104 are not for connections.
+        let limited = "ulimit -n 104 && ulimit -Sn 24 && exec \"$0\" \"$@\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", limited]).arg(gateway.get_program());
+        command.args(gateway.get_args()).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let gateway = Replica::launch(command).await;
+        let mut open = Vec::new();
+        for _ in 0..32 {
+            open.push(gateway.get("/v1/models/stream").send().await);
+        }
+        stage.upstream.until_calls(32).await;
+        soon(gateway.until_logged("32 connections are open", 1)).await;
+        let request = gateway.get("/v1/models");
+        let mut late = pin!(request.status());
+        assert!(late.as_mut().now_or_never().is_none());
+        drop(open.pop());
+        assert_eq!(soon(late).await, 200);
+        drop(open);
+        stage.upstream.until_calls(0).await;
+        assert_eq!(gateway.log().matches("connections are open").count(), 1);
     });
 }
 
