@@ -9,11 +9,10 @@ use tokio::{
 };
 
 use super::{
-    RefusalRow, TenantRow,
+    PaceRow, RefusalRow, TenantRow,
     beside::kept_refusals,
     ledger::{self, LedgerLook},
     merge::Collected,
-    operator::StoredPace,
     roster::{self, RosterMember},
     scan::Scanner,
 };
@@ -33,6 +32,9 @@ const MAX_TENANTS: usize = 200;
 const MAX_PACES: usize = 20;
 /// How long a question is valid, in milliseconds on the store's clock.
 const VALID_MS: u64 = 5_000;
+
+/// What the store knows of a key of an adaptive limit, and the value to be replaced, if no replica knows it.
+pub(super) type StoredPace<'a> = (KeyDigest, &'a mut PaceRow, Option<&'a mut u32>);
 
 /// A connection to the store, and the answers received on it.
 pub(super) struct Remote {

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::ask::Remote;
+use super::ask::{Remote, StoredPace};
 use super::{
-    KeyRow, LimitRow, PaceRow, PermitRow, RefusalRow, ReplicaRow, TenantRow,
+    KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow, TenantRow,
     answer::Answers,
     changes::Overrides,
     error::{OperateError, OperateErrorKind},
@@ -40,9 +40,6 @@ use tower_turnstile::{
 /// # }
 /// ```
 pub struct Operator(Access);
-
-/// What the store knows of a key of an adaptive limit, and the value to be replaced, if no replica knows it.
-pub(super) type StoredPace<'a> = (KeyDigest, &'a mut PaceRow, Option<&'a mut u32>);
 
 /// How an operator reaches replicas: this one directly, or all of them through the store.
 pub(super) enum Access {
