@@ -162,7 +162,7 @@ fn without_a_last_line_only_whole_lines_can_be_missing() {
     for (name, text, expected) in [
         ("tables", TABLES, 6),
         ("backwards", BACKWARDS, 3),
-        ("inline", INLINE, 1),
+        ("inline", INLINE, 2),
     ] {
         let cuts = cuts(text);
         let mut meanings = Vec::new();
