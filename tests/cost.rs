@@ -288,7 +288,7 @@ fn an_admission_under_three_limits_is_one_exchange() {
 #[test]
 fn reused_permits_cost_the_store_nothing_by_themselves() {
     const REUSED: Limit = Limit::concurrent("reused", 64).reuse();
-    const EVERY: Duration = Duration::from_millis(45);
+    const EVERY: Duration = Duration::from_millis(135);
     let _alone = alone();
     let server = RedisServer::start();
     runtime().block_on(async {

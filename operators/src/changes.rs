@@ -216,9 +216,12 @@ impl Overrides {
 
     /// The value that operators have set for a key, or for its limit.
     pub(super) fn value_of(&self, limit: &str, key: KeyDigest) -> Option<u32> {
-        let targets = [Target::digest(limit, key), Target::limit(limit)];
-        let mut overrides = targets.iter().flat_map(|target| self.of(target));
-        overrides.find_map(|one| match one.setting {
+        let of_key = self.value(&Target::digest(limit, key));
+        of_key.or_else(|| self.value(&Target::limit(limit)))
+    }
+
+    pub(super) fn value(&self, target: &Target) -> Option<u32> {
+        self.of(target).find_map(|one| match one.setting {
             Setting::Value(value) => Some(value.max),
             _ => None,
         })

@@ -14,7 +14,7 @@ use super::{
 use tower_turnstile::{
     Key, Mode,
     operate::seam::layout::{ID_CHARS, ramped},
-    operate::{KeyDigest, TenantDigest},
+    operate::{KeyDigest, Target, TenantDigest},
 };
 
 impl Operator {
@@ -104,7 +104,12 @@ impl Operator {
             self.read_paces([(key, pace, Some(&mut max))].into_iter())
                 .await;
         }
-        (overrides.value_of(&row.limit, key).unwrap_or(max), pace)
+        let set = match &pace {
+            Some(_) => overrides.value_of(&row.limit, key),
+            // The limit's value has what operators have set for it.
+            None => overrides.value(&Target::digest(&row.limit, key)),
+        };
+        (set.unwrap_or(max), pace)
     }
 
     /// The usage of a key, according to the store; in memory, according to this process.

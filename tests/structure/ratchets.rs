@@ -64,7 +64,7 @@ const BOUNDS: &[(&str, usize)] = &[
     // With its small folders.
     ("lines of the root", 3034),
     ("lines of gateway", 3074),
-    ("lines of operators", 8459),
+    ("lines of operators", 8489),
     ("dependencies by default", 75),
     ("dependencies with all features", 111),
 ];

@@ -126,13 +126,13 @@ class slot:
                 raise ConnectionAbortedError("the block has ended")
             fields = {"Authorization": f"Bearer {self._token}"} if self._token else {}
             connection.request("POST", self._url.path + path, urlencode(parameters), fields)
-            response = connection.getresponse()
-            if response.status // 100 != 2:
-                is_json = "json" in response.headers.get_content_type()
-                raise Refused(response.status, json.load(response) if is_json else {})
-            beat = int(response.headers.get("turnstile-heartbeat-ms", 0)) / 1_000
-            sock.settimeout(max(self._silence, 3 * beat))
-            yield response
+            with connection.getresponse() as response:
+                if response.status // 100 != 2:
+                    is_json = "json" in response.headers.get_content_type()
+                    raise Refused(response.status, json.load(response) if is_json else {})
+                beat = int(response.headers.get("turnstile-heartbeat-ms", 0)) / 1_000
+                sock.settimeout(max(self._silence, 3 * beat))
+                yield response
 
     def _follow(self, response: HTTPResponse) -> None:
         """Reads events until the slot is over, and raises the reason."""

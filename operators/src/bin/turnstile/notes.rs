@@ -9,7 +9,7 @@ use std::{
         mpsc::{Sender, SyncSender, TrySendError, channel, sync_channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Messages that wait for a reader. Further messages are dropped.
@@ -18,6 +18,9 @@ const MAX_WAITING: usize = 1_000;
 pub(crate) const AT_END: Duration = Duration::from_secs(5);
 /// How long other output waits for earlier messages, so that a terminal shows both in order.
 pub(crate) const IN_ORDER: Duration = Duration::from_millis(100);
+
+/// Pause before another try to queue behind messages that wait.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// A text, and what is dropped once it is written.
 type Message = (Vec<u8>, Option<Sender<()>>);
@@ -44,9 +47,15 @@ static QUEUE: LazyLock<SyncSender<Message>> = LazyLock::new(|| {
 /// Waits until all messages are written, at most for this time.
 pub(crate) fn flush(at_most: Duration) {
     let (written, is_written) = channel();
-    if QUEUE.try_send((Vec::new(), Some(written))).is_ok() {
-        let _ = is_written.recv_timeout(at_most);
+    let (end, mut message) = (Instant::now() + at_most, (Vec::new(), Some(written)));
+    while let Err(TrySendError::Full(unsent)) = QUEUE.try_send(message) {
+        if Instant::now() >= end {
+            return;
+        }
+        message = unsent;
+        thread::sleep(RETRY);
     }
+    let _ = is_written.recv_timeout(end.saturating_duration_since(Instant::now()));
 }
 
 /// Writes a message with each call, without waiting for its reader.

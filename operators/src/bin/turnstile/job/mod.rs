@@ -39,7 +39,7 @@ use self::{
 use crate::{args::Args, code, commands::CommandError};
 
 /// Time after a signal for a store that answers, so that no row of the roster is left behind.
-const CONNECTED: Duration = Duration::from_millis(500);
+pub(crate) const CONNECTED: Duration = Duration::from_millis(500);
 
 /// Waits for a slot, and runs the command while holding it. Returns the command's exit code.
 pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandError> {

@@ -30,6 +30,10 @@ pub(super) fn check(program: &OsStr) -> Result<(), CommandError> {
                     error.kind(),
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
                 ) => {}
+            // This one would be started.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                return Err(failure(program, &error));
+            }
             Err(error) => reason = error,
         }
     }

@@ -21,7 +21,8 @@ mod problem;
 mod server;
 
 use std::{
-    convert::Infallible, future::pending, path::Path, process::ExitCode, sync::Arc, time::Duration,
+    convert::Infallible, future::pending, path::Path, pin::pin, process::ExitCode, sync::Arc,
+    time::Duration,
 };
 
 use futures_util::future::join;
@@ -38,7 +39,13 @@ use tokio::{
 pub(crate) use self::args::ServeArgs;
 use self::{args::Address, held::HeldPermits, limits::ServedLimits, server::Socket};
 use crate::{
-    args::Args, code, commands::CommandError, job::Signals, notes::Notes, output, text::escaped,
+    args::Args,
+    code,
+    commands::CommandError,
+    job::{CONNECTED, Signals},
+    notes::Notes,
+    output,
+    text::escaped,
 };
 
 /// Heartbeats without an acknowledgement after which a client's machine is dead.
@@ -85,7 +92,7 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
         .init();
     let room = server::room()?;
     // Pings have connections of their own.
-    let fit = u32::try_from(room / 4 * 3).unwrap_or(u32::MAX);
+    let fit = u32::try_from(room - room / 4).unwrap_or(u32::MAX);
     let max_clients = serve.max_clients.min(fit);
     if max_clients < serve.max_clients {
         note!("turnstile: `ulimit -n` allows for at most {max_clients} clients");
@@ -99,10 +106,15 @@ pub(crate) async fn run(args: &Args, serve: &ServeArgs) -> Result<ExitCode, Comm
         }
         None => None,
     };
+    let mut starting = pin!(start(args, serve));
     let (socket, page, limits) = tokio::select! {
-        biased;
-        _ = signals.ending() => return Ok(ExitCode::SUCCESS),
-        started = start(args, serve) => started?,
+        started = &mut starting => started?,
+        _ = signals.ending() => {
+            if let Ok(Ok((_, _, limits))) = timeout(CONNECTED, starting).await {
+                limits.limiter().shutdown(Duration::ZERO).await;
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     let serving = Arc::new(Serving {
         limits,

@@ -7,7 +7,7 @@ use std::{
     fs::{self, File},
     io,
     net::SocketAddr,
-    os::unix::fs::FileTypeExt,
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
     pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
@@ -99,8 +99,10 @@ impl Socket {
         // Servers that start at once would remove each other's sockets.
         let mut lock_path = path.as_os_str().to_owned();
         lock_path.push(".lock");
-        let lock = File::options().append(true).create(true).open(lock_path)?;
-        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock);
+        let fault = |error| io::Error::other(format!("{}: {error}", lock_path.display()));
+        let mut options = File::options();
+        let file = { options.append(true).create(true).mode(0o600) }.open(&lock_path);
+        let lock = Flock::lock(file.map_err(fault)?, FlockArg::LockExclusiveNonblock);
         let lock = lock.map_err(|_| io::Error::from(io::ErrorKind::AddrInUse))?;
         let is_socket = |found: fs::Metadata| found.file_type().is_socket();
         // Left by a server that has ended.
