@@ -565,13 +565,17 @@ fn a_slot_that_nobody_needed_is_not_counted_as_released() {
 /// G1: holders return first.
 #[test]
 fn a_slot_that_nobody_needed_goes_back_if_a_loss_made_it_possible() {
-    let mut world = World::new(2, &TWO.fallback(Fallback::Reject));
-    let (holder, _other) = (take(&mut world, 0), take(&mut world, 1));
+    let three = Limit::concurrent("a", 3).reuse().fallback(Fallback::Reject);
+    let mut world = World::new(2, &three);
+    let _other = take(&mut world, 1);
+    // An empty ledger would admit nobody.
+    let before = world.ledgers.clone();
+    let (holder, _second) = (take(&mut world, 0), take(&mut world, 0));
     let first = world.ask(0, PATIENT);
     let sent = world.send(0);
     world.release(0, &holder);
     assert!(held(world.collect(0, &first)));
-    world.ledgers.clear();
+    world.ledgers = before;
     world.complete(0, &sent);
     assert_eq!(world.keepers[0].idle_count(), 0);
 }
