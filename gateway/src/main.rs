@@ -120,7 +120,7 @@ const CLOSE: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Longest time until the first request of a connection.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
-/// Files that are no connections of clients or to upstreams: those of the store, the monitor and the runtime.
+/// Open files besides connections of clients and to upstreams: those of the store, the monitor and the runtime.
 const OWN_FILES: u64 = 40;
 /// Shortest time between two warnings that no connection is accepted.
 const WARN_EVERY: Duration = Duration::from_secs(60);

@@ -33,7 +33,7 @@ const MAX_PACES: usize = 20;
 /// How long a question is valid, in milliseconds on the store's clock.
 const VALID_MS: u64 = 5_000;
 
-/// What the store knows of a key of an adaptive limit, and the value to be replaced, if no replica knows it.
+/// A key of an adaptive limit, the row for its state in the store, and the value to replace if no replica knows it.
 pub(super) type StoredPace<'a> = (KeyDigest, &'a mut PaceRow, Option<&'a mut u32>);
 
 /// A connection to the store, and the answers received on it.

@@ -58,8 +58,8 @@ impl Beside {
         { declared }.find_map(|(name, declared)| declared.filter(|_| name == limit))
     }
 
-    /// Declares a value for a concurrency limit, or none. Returns what other replicas declare. Without a connection,
-    /// [`Registration::Leave`] does nothing: a store that does not answer would only cause a delay.
+    /// Declares a value for a concurrency limit, or none. Returns what other replicas declare. [`Registration::Leave`] does
+    /// nothing unless there is a connection: a store that does not answer would only cause a delay.
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::ascii::in_ascii;
 
-/// Serializes one of our own values, whose keys are texts, in ASCII.
+/// Serializes a value, whose maps have text keys, as JSON in ASCII.
 pub(super) fn to_json(value: &impl Serialize) -> Bytes {
     let json = serde_json::to_string(value).expect("texts, numbers and lists of them");
     in_ascii(&json).into()

@@ -9,7 +9,7 @@ use super::json::to_json;
 use crate::{OperateError, OperateErrorKind, kinds::kinds};
 
 kinds! {
-    /// Why a request is not one of the page's API, or is not accepted.
+    /// Why the API does not understand or accept a request.
     pub(super) enum ApiFault {
         Malformed = "malformed",
         TooLarge = "too_large",

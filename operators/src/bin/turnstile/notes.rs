@@ -22,7 +22,7 @@ pub(crate) const IN_ORDER: Duration = Duration::from_millis(100);
 /// Pause before another try to queue behind messages that wait.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// A text, and what is dropped once it is written.
+/// A text, and a sender that is dropped once the text is written.
 type Message = (Vec<u8>, Option<Sender<()>>);
 
 static DROPPED: AtomicUsize = AtomicUsize::new(0);

@@ -138,7 +138,7 @@ impl Client {
         None
     }
 
-    /// For the rest of the wait, under the limit as it is now.
+    /// Asks for a slot for the rest of the wait, with the limit's present values.
     fn ask_again(&self) -> Result<Acquire, HttpProblem> {
         let mut form = self.form.clone();
         form.wait = Some(self.wait.saturating_sub(self.asked.elapsed()));

@@ -111,7 +111,7 @@ impl Socket {
         {
             let _ = fs::remove_file(path);
         }
-        // It has no token: nobody but its owner and its group may connect.
+        // A socket needs no token, so only its owner and its group may connect.
         let mask = umask(Mode::S_IRWXO);
         umask(mask | Mode::S_IRWXO);
         let bound = UnixListener::bind(path);
@@ -211,7 +211,7 @@ where
     }
 }
 
-/// What a client sends. An extension of its requests.
+/// The receiving half of a connection. Each request has it as an extension.
 #[derive(Clone)]
 pub(super) struct Reader(Arc<Mutex<ReadHalf<Box<dyn Wire>>>>);
 
@@ -227,8 +227,8 @@ impl AsyncRead for Reader {
 }
 
 impl Reader {
-    /// Discards what the client sends until it closes the connection. For the body of the last response, because hyper does
-    /// not notice the end after even one byte too many.
+    /// Discards input until the client closes the connection. The body of the last response calls it, because hyper does not
+    /// notice the end if the client has sent even one byte too many.
     pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let mut bytes = [0; 512];
