@@ -208,7 +208,8 @@ impl LimiterBuilder {
     ///
     /// For jobs that should not start without their limits, and for configuration checks: a service should also start while
     /// its store is down. The store may fail at any later time, so each limit still needs a
-    /// [`fallback`](crate::Limit::fallback). In a cluster only one node is checked.
+    /// [`fallback`](crate::Limit::fallback). In a cluster only one node is checked. `memory:` names no store, so connecting
+    /// succeeds.
     ///
     /// ```no_run
     /// # use tower_turnstile::Limiter;
@@ -236,8 +237,8 @@ impl LimiterBuilder {
     /// With Sentinel, the URL names the server's user; add the user of the sentinels as
     /// `?sentinel_username=..&sentinel_password=..`. If sentinels name servers by address, certificates must be valid for
     /// these addresses, or the sentinels must set `announce-hostnames`. A database at `unix://` is the parameter `db=1`;
-    /// unknown parameters are refused. [Running Redis](crate::guide::redis) describes failovers, clusters,
-    /// certificates and permissions.
+    /// unknown parameters are refused, and so is a user without a password. [Running Redis](crate::guide::redis) describes
+    /// failovers, clusters, certificates and permissions.
     ///
     /// If the store does not answer within [`store_timeout`](Self::store_timeout), the limiter logs a warning and returns
     /// no error, so that a service can start while its store is down: each limit's [`fallback`](crate::Limit::fallback)

@@ -267,7 +267,7 @@ async fn way<'a>(
     cluster: &'a RedisCluster,
     semaphore: &Semaphore,
 ) -> (String, &'a RedisServer, &'a RedisServer) {
-    let permit = semaphore.acquire().await.expect("free");
+    let permit = granted(semaphore).await;
     let slot = *ledgers(cluster).keys().next().expect("it is there");
     drop(permit);
     until("the ledger is gone", || ledgers(cluster).is_empty());
@@ -280,13 +280,21 @@ async fn way<'a>(
     )
 }
 
-async fn until_granted(semaphore: &Semaphore) {
+/// A permit, despite any refusal after a stall of the machine.
+async fn granted(semaphore: &Semaphore) -> Permit {
     soon(async {
-        while semaphore.acquire().await.is_err() {
-            sleep(Duration::from_millis(10)).await;
+        loop {
+            match semaphore.acquire().await {
+                Ok(permit) => return permit,
+                Err(_) => sleep(Duration::from_millis(10)).await,
+            }
         }
     })
-    .await;
+    .await
+}
+
+async fn until_granted(semaphore: &Semaphore) {
+    drop(granted(semaphore).await);
 }
 
 /// A request may be refused a moment before the call is given up.
@@ -520,16 +528,11 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
     alone(async {
         const KEYS: u64 = 64;
         let cluster = RedisCluster::start(3, 0);
-        let limiter = noticing(&cluster.url()).await;
+        // Other nodes must confirm in this time, despite a stall of the machine.
+        let builder = builder().store_timeout(Duration::from_secs(5));
+        let limiter = builder.connect(&cluster.url()).await.expect("it is up");
         let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
-        let acquire = async |key| {
-            let semaphore = limiter.semaphore(&limit, key).unwrap();
-            loop {
-                if let Ok(permit) = semaphore.acquire().await {
-                    break permit;
-                }
-            }
-        };
+        let acquire = async |key| granted(&limiter.semaphore(&limit, key).unwrap()).await;
         let permits = join_all((0..KEYS).map(acquire)).await;
         let silent = &cluster.primaries[1];
         let kept = silent.keys("turnstile:*").lines().count();

@@ -60,9 +60,9 @@ fn three_replicas_share_one_cap() {
     });
 }
 
-/// G5: slots of a killed replica are free when its lease ends.
+/// G5. When its lease ends: `a_killed_process_leaves_nothing_behind` in `tests/history/`.
 #[test]
-fn a_killed_holder_delays_waiters_by_its_lease_at_most() {
+fn slots_of_a_killed_replica_are_back_after_its_lease() {
     alone(async {
         let server = RedisServer::start();
         let options = ["--limit", "4", "--lease", "2s"];
@@ -193,39 +193,17 @@ async fn answered(replica: &Replica) -> u16 {
     .await
 }
 
-/// G8: a stalled store is an outage too, and the requests sent to it meanwhile leave nothing behind (G6).
-#[test]
-fn a_store_that_stands_still_is_an_outage() {
-    alone(async {
-        let server = RedisServer::start();
-        let options = ["--limit", "1", "--fallback", "reject"];
-        let options = [&options[..], &NOTICING].concat();
-        let replica = Replica::start(&server.url(), &options).await;
-        assert_eq!(answered(&replica).await, 200);
-        server.pause();
-        // The breaker spares all but the first one the wait, which would take longer than the guard.
-        soon(async {
-            for _ in 0..100 {
-                assert_eq!(replica.get("/work?ms=1").status().await, 503);
-            }
-        })
-        .await;
-        server.resume();
-        soon(replica.until_store("up")).await;
-        soon(until_empty(&server)).await;
-        assert_eq!(answered(&replica).await, 200);
-    });
-}
-
 /// Streams survive a restart of a store without its data: they are adopted, and count again.
 #[test]
 fn a_store_that_forgot_is_restored() {
     alone(async {
         let mut server = RedisServer::start();
-        let options = ["--limit", "2", "--max-wait", "0s", "--fallback", "reject"];
+        let options = ["--limit", "2", "--fallback", "reject"];
         let options = [&options[..], &NOTICING].concat();
+        // It may have to wait for what a stall of the machine has left.
         let holds = Replica::start(&server.url(), &options).await;
-        let asks = Replica::start(&server.url(), &options).await;
+        let at_once = [&options[..], &["--max-wait", "0s"]].concat();
+        let asks = Replica::start(&server.url(), &at_once).await;
         let streams = Streams::default();
         let _held =
             join_all((0..2).map(|number| streams.begin(number, || holds.get(ENDLESS)))).await;
@@ -494,13 +472,11 @@ fn a_service_starts_while_its_store_is_down() {
         let replica = Replica::start(&url, &["--fallback", "local"]).await;
         assert_eq!(replica.get("/work?ms=1").status().await, 200);
         assert_eq!(replica.status().await["store"], "down");
-        replica.until_logged("WARN", 1).await;
+        replica.until_logged("the store is down", 1).await;
         let log = replica.log();
-        assert_eq!(
-            log.lines().filter(|line| line.contains("WARN")).count(),
-            1,
-            "{log}"
-        );
+        let is_warning =
+            |line: &&str| line.contains("WARN") && !line.contains("did not run in time");
+        assert_eq!(log.lines().filter(is_warning).count(), 1, "{log}");
         server.restart();
         soon(replica.until_store("up")).await;
     });

@@ -25,11 +25,11 @@ use crate::{
     access::{AccessLog, Entry},
     callers::Callers,
     dialect::Dialect,
+    discard::discard,
     fault::{Fault, set_rate_limits},
     path::canonical,
     silence::SilenceError,
     sse::is_event_stream,
-    unread::discard,
 };
 
 /// Time for the last event of a stream to be sent, before its connection is cut.

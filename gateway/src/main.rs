@@ -28,6 +28,7 @@
 //! | `file` | reads and reloads the files |
 //! | `front` | before the limits: paths, callers, errors for clients |
 //! | `proxy`, `silence` | the way to the upstream and back |
+//! | `discard` | reads the rest of the body of a refused request |
 //! | `upstream` | the upstreams and their keys |
 //! | `prompt` | reads a request and estimates its tokens |
 //! | `meter` | charges a response while it passes, and settles it |
@@ -44,6 +45,7 @@
 mod access;
 mod callers;
 mod dialect;
+mod discard;
 mod endpoint;
 mod estimate;
 mod fault;
@@ -58,7 +60,6 @@ mod proxy;
 mod silence;
 mod sse;
 mod time;
-mod unread;
 mod upstream;
 mod usage;
 mod weights;

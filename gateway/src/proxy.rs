@@ -23,13 +23,13 @@ use tower_turnstile::{AcquireError, PeerAddress, Refusal, Slot, layer::ReadAhead
 use crate::{
     access::{AccessLog, Entry},
     dialect::Dialect,
+    discard::discard,
     endpoint::Endpoint,
     fault::Fault,
     meter::{Meter, MeteredBody},
     prompt::Prompt,
     silence::Silent,
     sse::is_event_stream,
-    unread::discard,
     upstream::{self, HttpClient, Upstream},
     weights::Weights,
 };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::Method;
 
 use super::{
-    check::{Checked, CheckedLimit},
+    checked::{Checked, CheckedLimit},
     error::{ConfigFileError, Faults},
     routes::Ambiguous,
     sections::Config,

@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use http::Method;
 
 use super::{
-    check::{Checked, CheckedLimit},
+    checked::{Checked, CheckedLimit},
     error::{ConfigFileError, Faults},
     layers::RouteLayers,
     sections::Config,

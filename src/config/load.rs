@@ -1,11 +1,11 @@
-//! Reads a configuration, and checks it.
+//! Entrances: a configuration from a text or a file. What its parts become together is in `checked`.
 //!
 //! Tests: `tests/config/reading.rs`, `cuts.rs`.
 
 use std::path::Path;
 
 use super::{
-    check::Checked,
+    checked::Checked,
     error::ConfigFileError,
     file::{check_last_line, check_last_value, read_file},
     sections::Config,

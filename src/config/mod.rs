@@ -194,13 +194,13 @@
 // | `error` | faults, with their locations |
 // | `load`, `toml_faults`, `file` | reads and checks a configuration; finds all faults of a text; reads a file that may be written meanwhile |
 // | `schema` | tests: generates `schema.json` from the sections' types |
-// | `check` | all checks, and the resulting limits |
+// | `checked` | all checks, and the resulting limits |
 // | `routes`, `paths` | the route of a request; the canonical form of a path |
 // | `layers` | the layer of each route |
 // | `live` | the layers in use, and the next ones |
 // | `preview` | previews the limits of a request |
 
-mod check;
+mod checked;
 mod cost;
 mod error;
 mod fair;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::request::Parts;
 
 use super::{
-    check::CheckedLimit,
+    checked::CheckedLimit,
     error::ConfigFileError,
     key::{CallerKey, KeyConfig},
     live::LiveConfig,

@@ -229,7 +229,7 @@ impl Context {
         }
     }
 
-    /// Whether newcomers under strict limits wait because permits return to the store.
+    /// Whether newcomers under strict limits wait because permits return to the store. Values of single keys are not looked at.
     pub fn is_recovering(&self) -> bool {
         let waits = |part: Part, id: LimitId| {
             let strict = self.strict(id, part, None);

@@ -138,7 +138,7 @@ impl Keeper {
         if is_new {
             let watch = WatchGuard {
                 keeper: self.clone(),
-                runtime: runtime.id(),
+                runtime: Some(runtime.id()),
                 has_panicked: false,
             };
             // If the runtime has shut down meanwhile, the task is dropped together with its guard.
@@ -318,11 +318,11 @@ impl Drop for Gone {
 /// it rests for as long as permits are held: then it checks a few times per lease, so that their leases are renewed.
 /// Without permits it ends.
 async fn watch_over(mut watch: WatchGuard) {
-    let check = check_until_idle(&watch.keeper);
+    let check = check_until_idle(&watch.keeper, &mut watch.runtime);
     watch.has_panicked = AssertUnwindSafe(check).catch_unwind().await.is_err();
 }
 
-async fn check_until_idle(keeper: &Arc<Keeper>) {
+async fn check_until_idle(keeper: &Arc<Keeper>, watched: &mut Option<runtime::Id>) {
     let (interval, rest) =
         keeper.peek(|core| (check_interval(core), core.context().settings.lease / 8));
     let mut idle = 0;
@@ -336,7 +336,14 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
         }
         // Before the check, so that the rest misses no request that comes after it.
         let wanted = keeper.wanted.notified();
-        let finding = keeper.with_driver(|core, driver| driver.check_driver(core));
+        let finding = keeper.with_driver(|core, driver| {
+            let finding = driver.check_driver(core);
+            // In the same step: a request of the next moment starts another watchdog.
+            if matches!(finding, WatchdogFinding::Idle) && idle + 1 == IDLE_CHECKS {
+                driver.unwatch(watched.take(), false);
+            }
+            finding
+        });
         let is_idle = matches!(finding, WatchdogFinding::Idle | WatchdogFinding::Holding);
         idle = if is_idle { idle + 1 } else { 0 };
         match finding {
@@ -358,7 +365,8 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
 /// Dropped with the watchdog, even one that was dropped with its runtime before its first poll.
 struct WatchGuard {
     keeper: Arc<Keeper>,
-    runtime: runtime::Id,
+    /// `None`: it is not watched any more.
+    runtime: Option<runtime::Id>,
     has_panicked: bool,
 }
 
@@ -430,7 +438,7 @@ impl InFlight {
         }
     }
 
-    /// Drops the connection to a part; its next exchange reconnects.
+    /// Drops the connection to a part; the next hello reconnects.
     fn disconnect(&mut self, part: Part) {
         if let Some(lane) = self.lanes.get_mut(part.number()) {
             lane.session.disconnect();

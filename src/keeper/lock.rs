@@ -341,9 +341,9 @@ impl DriverState {
     }
 
     /// The watchdog of this runtime is gone. After a panic no other one is started there: the runtime has no timers.
-    pub fn unwatch(&mut self, runtime: runtime::Id, has_panicked: bool) {
+    pub fn unwatch(&mut self, runtime: Option<runtime::Id>, has_panicked: bool) {
         if !has_panicked || self.watched.len() > MAX_WATCHED {
-            self.watched.retain(|id| *id != runtime);
+            self.watched.retain(|id| Some(*id) != runtime);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/layer/slots.rs`.
 
-use std::{fmt, future::pending, iter, sync::Arc, time::Duration};
+use std::{fmt, future::pending, iter, ptr, sync::Arc, time::Duration};
 
 use futures_util::future::select_all;
 use http::Extensions;
@@ -210,9 +210,10 @@ impl Slot {
         iter::successors(Some(self), |slot| slot.outer.as_deref())
     }
 
-    /// Whether the request has been admitted by a layer, and goes on.
-    pub(super) fn is_held(&self) -> bool {
-        self.shares().any(|share| share.upgrade().is_some())
+    /// Whether the request has been admitted by a layer of the same limiter, and goes on.
+    pub(super) fn is_held(&self, keeper: &KeeperHandle) -> bool {
+        let mut shares = self.shares().filter_map(WeakShare::upgrade);
+        shares.any(|share| ptr::eq(&*share.keeper, keeper))
     }
 
     fn shares(&self) -> impl Iterator<Item = &WeakShare> {

@@ -15,7 +15,7 @@
 //! | `list` | names the holders of the calling replica, if it asks | `leases.rs` | `rare.lua` |
 //! | `expire` | removes holders whose lease has ended | `leases.rs` | `rare.lua` |
 //! | `settle` | charges tenants of a fair ledger for what they hold, and refunds what they did not use | `tenants.rs`, `shares.rs` | `shares.lua` |
-//! | `promote` | grants free slots to the head of the queue, in a fair ledger to the tenant that has paid least, which pays in advance; passes over waiters whose replica has no connection | `queue.rs` | `steps.lua` |
+//! | `promote` | grants free slots to the head of the queue, in a fair ledger to the tenant that has paid least, which pays in advance; passes over waiters whose replica is silent or has no connection | `queue.rs` | `steps.lua` |
 //! | `bring_forward` | shortens deadlines that a stepped clock has put too far ahead, if the ledger is full | `leases.rs` | `rare.lua` |
 //! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | `queue.lua` |
 //!
@@ -34,6 +34,10 @@
 //! | `recall` | asks other replicas to release kept slots, if a permit waits or was refused | `reuse.rs` | `rare.lua` |
 //! | `keep` | lets the calling replica keep freed slots for a while, if the queue is empty | `reuse.rs` | `close.lua` |
 //! | `keep_shares` | keeps the payments of tenants for a while after the last waiter | `tenants.rs` | `close.lua` |
+//!
+//! A slot is granted by `promote`, `acquire` and `claim`: in the machine by `grant` and `acquire_one` (`queue.rs`) and in
+//! `claims.rs`; in the script in `steps.lua`, `queue.lua` and `claim_slots.lua`, and on the short ways of `short_way.lua`
+//! and `claims.lua`.
 //!
 //! A permit weighs one unit or more, encoded in its name (`id.rs`). It holds all its units or none, and the store has
 //! one member for each unit, so that counting stays a single command. The queue stays in order of arrival: a waiter

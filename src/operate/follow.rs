@@ -143,13 +143,15 @@ impl Follower {
 mod tests {
     use std::{sync::Arc, time::Duration};
 
+    use futures_util::future::join_all;
+
     use super::*;
     use crate::{
         error::AcquireErrorKind,
         limit::Limit,
         limiter::Limiter,
         overrides::{MAX_ENTRIES, Setting, Target},
-        redis_server::RedisServer,
+        redis_server::{GUARD, RedisServer},
         semaphore::Semaphore,
         store::redis::StoreTarget,
     };
@@ -168,10 +170,11 @@ mod tests {
     impl Scene {
         async fn new() -> Self {
             let server = RedisServer::start();
-            let limiter = Limiter::connect(&server.url()).await.expect("it is up");
+            let builder = Limiter::builder().lease(4 * GUARD).store_timeout(GUARD);
+            let limiter = builder.connect(&server.url()).await.expect("it is up");
             let target = StoreTarget::open(&server.url()).expect("a URL");
             Self {
-                control: ControlConnection::new(&target, Duration::from_secs(2)),
+                control: ControlConnection::new(&target, GUARD),
                 names: Names::new("turnstile", &target),
                 keeper: limiter.keeper().clone(),
                 chat: limiter.semaphore(&CHAT, "acme").unwrap(),
@@ -207,14 +210,15 @@ mod tests {
     /// The overrides are also restored, unless another type of value has their key.
     #[tokio::test]
     async fn what_is_in_force_stays_when_the_record_is_lost_or_unreadable() {
-        for (fault, is_written, is_reported) in [
+        let cases = [
             ("", true, false),
             ("SET turnstile:control 1", false, true),
             ("HSET turnstile:control value:chat 1", true, true),
-        ] {
+        ];
+        let case = async |(fault, is_written, is_reported): (&str, bool, bool)| {
             let mut scene = Scene::new().await;
             scene
-                .set(Setting::Value(7.into()), Duration::from_secs(2))
+                .set(Setting::Value(7.into()), Duration::from_secs(10))
                 .await;
             scene.follow().await;
             assert_eq!(scene.max().await, 7);
@@ -247,7 +251,8 @@ mod tests {
             while scene.max().await != 2 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-        }
+        };
+        join_all(cases.map(case)).await;
     }
 
     #[tokio::test]

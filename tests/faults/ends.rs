@@ -102,6 +102,8 @@ fn a_stopped_replica_that_goes_on_reports_its_loss() {
         };
         let _first = open(0, &replicas[0]);
         soon(streams.until_started(0)).await;
+        // If a stall of the machine was an outage, its slot is entered later.
+        soon(watch.until_holders(1)).await;
         let _second = open(1, &replicas[1]);
         replicas[0].pause();
         soon(streams.until_started(1)).await;

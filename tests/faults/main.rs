@@ -16,7 +16,7 @@
 //!
 //! | fault | guarantee | tests |
 //! | --- | --- | --- |
-//! | SIGKILL of a holder | G5 | R `a_killed_holder_delays_waiters_by_its_lease_at_most`, G `slots_of_a_killed_gateway_are_back_within_its_lease` |
+//! | SIGKILL of a holder | G5 | R `slots_of_a_killed_replica_are_back_after_its_lease`, `tests/history/` `a_killed_process_leaves_nothing_behind` |
 //! | SIGSTOP for longer than the lease | G2 | R `a_stopped_replica_aborts_its_streams_when_it_wakes`, `ends::a_stopped_replica_that_goes_on_reports_its_loss`, M `a_stopped_process_notices_its_losses_before_its_work_is_done` |
 //! | SIGSTOP while waiting | G4 | `frozen`, K `a_waiter_whose_promotion_ended_unheard_asks_for_its_place`, `src/ledger/tests/rules/queue.rs` `waiters_of_a_silent_replica_are_passed_over_until_it_calls` |
 //! | late grant reply or wake-up | G2 | `requests::a_late_wake_up_is_not_used`, `requests::a_slow_store_shortens_permits_and_breaks_no_cap`, K `a_late_wake_up_is_confirmed_before_it_is_used` |
@@ -32,9 +32,9 @@
 //! | resharding under load | G1, G5 | `tests/cluster.rs` |
 //! | SCRIPT FLUSH in a loop | G8 | `storage::flushed_scripts_are_noticed_by_no_request`, S `a_script_that_was_flushed_is_sent_again` |
 //! | OOM under noeviction | G5, G8 | `storage::without_memory_holders_hold_on_and_give_back`, `storage::without_memory_the_store_is_reported_once_and_asked_rarely`, S `without_memory_leases_are_renewed_and_released_and_newcomers_refused` |
-//! | CLIENT PAUSE, a server that stands still, half-open connections | G8 | `outages::passing_trouble_of_a_server_is_an_outage`, `outages::a_broken_network_is_an_outage`, `outages::holders_survive_a_short_outage`, `reports::permits_of_a_fallback_are_no_evidence_of_lost_data`, R `a_store_that_stands_still_is_an_outage` |
+//! | CLIENT PAUSE, a server that stands still, half-open connections | G8 | `outages::passing_trouble_of_a_server_is_an_outage`, `outages::a_broken_network_is_an_outage`, `outages::holders_survive_a_short_outage`, `reports::permits_of_a_fallback_are_no_evidence_of_lost_data` |
 //! | the runtime of a connection is left, blocked or dropped | G1, G8 | `runtimes`, M `runtimes.rs` |
-//! | output buffers too small for subscribers | G4, G8 | `buffers::output_buffers_that_are_too_small_for_subscribers_are_no_outage`, S the same |
+//! | output buffers too small for subscribers | G4, G8 | `buffers::output_buffers_that_are_too_small_for_subscribers_are_no_outage`, S `a_buffer_too_small_for_subscribers_is_warned_of_once` |
 //! | a partition | G1, G2, G5 | `outages::a_partition_gives_no_slot_twice` |
 //! | an outage, a partition, replicas that come and go under `Fallback::Share` | G1, bounded | `shares` |
 //! | an overloaded upstream that says when to come back | G3 | `upstream`, K `pauses.rs`, L `pauses.rs` |
@@ -44,7 +44,7 @@
 //! | client disconnect, reset, HEAD, 204, 304, trailers, empty body | G5, G9 | L `servers.rs`, L `releases.rs`, G `clients_that_leave_in_the_middle_give_back_their_slots` |
 //! | reset flood | G7 | `tests/limits` |
 //! | a reader that stops, also while the store is black-holed | G1, G2 | L `stalled.rs`, L `revoked.rs` |
-//! | unread socket, endless body | G7 | L `client_that_stops_reading_makes_room`, L `unread_frame_makes_room`, L `max_hold_ends_a_stream_that_flows` |
+//! | unread socket, endless body | G7 | L `no_more_calls_are_open_than_the_limit_allows`, L `unread_frame_makes_room`, L `max_hold_ends_a_stream_that_flows` |
 //! | hostile keys | G7 | `tests/limits`, M `hostile_keys_work` |
 //! | NOAUTH, WRONGPASS, NOPERM, WRONGTYPE | G8 | `refusals`, S `wrong_credentials_are_reported_as_such_and_not_repeated` |
 //! | least-privilege ACL | G8 | `tests/security/rights.rs`, S `the_documented_permissions_are_enough_and_all_needed` |

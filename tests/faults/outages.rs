@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::sleep;
 use tower_turnstile::{AcquireErrorKind, Fallback, Limit, Limiter};
 
@@ -292,8 +293,12 @@ async fn a_slot_without_a_node_is_an_outage() {
 #[tokio::test]
 async fn a_busy_server_is_an_outage() {
     let server = RedisServer::start_with(&["--lua-time-limit", "20"]);
-    let limiter = replica(&server.url()).await;
-    recovers(&limiter, &server).await;
+    // Any other database than 0 is selected, which a busy server refuses.
+    let urls = ["", "/1"].map(|database| server.url() + database);
+    let limiters = join_all(urls.iter().map(|url| replica(url))).await;
+    for limiter in &limiters {
+        recovers(limiter, &server).await;
+    }
     let port = server.port();
     let busy = std::thread::spawn(move || {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
@@ -303,11 +308,16 @@ async fn a_busy_server_is_an_outage() {
         endless.query::<()>(&mut connection).expect_err("killed");
     });
     until(|| is_busy(port)).await;
-    is_decided_by_policy("BUSY", &limiter).await;
+    for (limiter, url) in limiters.iter().zip(&urls) {
+        is_decided_by_policy(&format!("BUSY: {url}"), limiter).await;
+        is_decided_by_policy("BUSY at the start", &replica(url).await).await;
+    }
     server.cli(&["SCRIPT", "KILL"]);
     busy.join().expect("no panic");
     assert_error(&server, "BUSY");
-    recovers(&limiter, &server).await;
+    for limiter in &limiters {
+        recovers(limiter, &server).await;
+    }
 }
 
 fn is_busy(port: u16) -> bool {

@@ -11,7 +11,7 @@ use tokio::{join, time::sleep};
 use tower_turnstile::{Fallback, Limit, Limiter, LimiterBuilder, ShutdownReport};
 
 use crate::{
-    scene::{Figures, GUARD, Holders, Load, calls, quick, soon},
+    scene::{Figures, GUARD, Holders, Load, calls, quick, soon, steady},
     support::{fault_proxy::FaultProxy, redis_server::RedisServer},
 };
 
@@ -296,7 +296,8 @@ async fn replicas_that_come_and_go_add_nothing() {
 #[tokio::test]
 async fn an_idle_replica_is_connected_again_after_a_restart() {
     let mut server = RedisServer::start();
-    let limiter = connect(&server.url()).await;
+    let builder = steady().namespace(NAMESPACE);
+    let limiter = builder.connect(&server.url()).await.expect("it is up");
     let shared = Limit::concurrent("shared", CAP).fallback(Fallback::Share);
     let permit = soon(limiter.semaphore(&shared, "key").unwrap().acquire()).await;
     soon(permit.expect("free").release())

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::{Method, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full, StreamBody};
 use tokio::{
@@ -24,10 +24,7 @@ use tower_turnstile::{
     RefusalKind, ReleaseAt, Slot, layer::LostError,
 };
 
-use crate::{
-    servers::{http1, http2, request, server},
-    support::{GUARD, ONE, Script, get, held, send, serve, soon, take},
-};
+use crate::support::{ONE, Script, get, held, send, serve, take};
 
 const IDLE: Duration = Duration::from_secs(10);
 const MAX: Duration = Duration::from_secs(60);
@@ -359,43 +356,5 @@ fn bounds_out_of_range_are_refused() {
         let (shortest, tick) = (Duration::from_millis(1), Duration::from_nanos(1));
         assert!(!set(Duration::ZERO) && !set(shortest - tick) && !set(LimitLayer::MAX_HOLD + tick));
         assert!(set(shortest) && set(LimitLayer::MAX_HOLD));
-    }
-}
-
-/// A client that reads nothing of an endless body, and stays connected.
-#[tokio::test]
-async fn client_that_stops_reading_makes_room() {
-    let idle = Duration::from_millis(200);
-    let limiter = Limiter::in_memory();
-    let flood = service_fn(|_| async move {
-        let frame = || Ok::<_, BoxError>(Frame::data(vec![0; 65_536].into()));
-        Ok(Response::new(StreamBody::new(stream::repeat_with(frame))))
-    });
-    let layer = limiter.layer(ONE.wait_up_to(6 * GUARD)).unwrap().idle(idle);
-    let address = server(layer, flood).await;
-    let (mut one, mut two) = (http1(address).await, http2(address).await);
-    let mut unread = Vec::new();
-    for _ in 0..2 {
-        let started = Instant::now();
-        let response = soon(one.send_request(request(Method::GET))).await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        unread.push(response);
-        let response = soon(two.send_request(request(Method::GET))).await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        unread.push(response);
-        assert!(started.elapsed() >= idle / 2, "not before its time");
-        one = http1(address).await;
-    }
-    // These clients get an error, once they have read the data in transit.
-    for mut response in unread.drain(..3) {
-        let end = async {
-            loop {
-                match response.frame().await {
-                    Some(Ok(_)) => {}
-                    end => return end,
-                }
-            }
-        };
-        assert!(soon(end).await.is_some_and(|end| end.is_err()));
     }
 }

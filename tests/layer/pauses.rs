@@ -1,28 +1,18 @@
 //! Pauses that an overloaded upstream asks for.
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{convert::Infallible, time::Duration};
 
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use tokio::time::Instant;
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::{Layer, Service, service_fn};
 use tower_turnstile::{
     AcquireErrorKind, ConfigErrorKind, Key, Limit, LimitLayer, Limiter, Mode, Refusal, RefusalKind,
     Scope, Slot,
     layer::{Outcome, overload},
 };
 
-use crate::{
-    common::redis_server::RedisServer,
-    support::{get, on_redis, send},
-};
+use crate::support::{get, send};
 
 const PARTNER: Limit = Limit::concurrent("partner", 10);
 const SECOND: Duration = Duration::from_secs(1);
@@ -262,46 +252,4 @@ fn what_cannot_be_paused_is_an_error() {
         assert_eq!(error.kind(), ConfigErrorKind::Value);
         assert!(error.to_string().contains(message), "{error}");
     }
-}
-
-/// Three replicas on a real Redis, and an upstream that refuses all calls for a second: only calls that were in flight are
-/// refused, and the waiting ones follow after the pause.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_replicas_keep_a_pause() {
-    let server = RedisServer::start();
-    let limit = Limit::concurrent("partner", 6).wait_up_to(600 * SECOND);
-    let calls = Arc::new(AtomicUsize::new(0));
-    let first = Arc::new(OnceLock::new());
-    let upstream = {
-        let calls = calls.clone();
-        service_fn(move |_: Request<()>| {
-            let (calls, first) = (calls.clone(), first.clone());
-            async move {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                calls.fetch_add(1, Relaxed);
-                let mut response = Response::builder();
-                if first.get_or_init(Instant::now).elapsed() < SECOND {
-                    response = response.status(429).header("retry-after", "1");
-                }
-                Ok::<_, Infallible>(response.body(String::new()).expect("valid"))
-            }
-        })
-    };
-    let replicas = (0..3).map(|_| async {
-        on_redis(&server)
-            .await
-            .layer(Scope::from(&limit).outcome_by(overload))
-            .unwrap()
-            .layer(upstream.clone())
-    });
-    let replicas = join_all(replicas).await;
-    let requests = (0..30).map(|number| replicas[number % 3].clone().oneshot(get("/")));
-    let answers = join_all(requests).await;
-    let refused = answers
-        .iter()
-        .flatten()
-        .filter(|one| one.status() == 429)
-        .count();
-    assert_eq!(calls.load(Relaxed), 30);
-    assert!((1..=6 + 1).contains(&refused), "{refused}");
 }

@@ -110,6 +110,23 @@ async fn a_shutdown_lets_a_waiter_through_all_layers() {
     assert_eq!(shutdown.await.refused, 0);
 }
 
+/// G4: whoever comes is a newcomer to a limiter, although a layer of another one has admitted it.
+#[tokio::test]
+async fn a_shutdown_refuses_those_that_another_limiter_has_admitted() {
+    let (limiter, other) = (Limiter::in_memory(), Limiter::in_memory());
+    let permit = take(&limiter).await;
+    let outer = other.layer(Limit::concurrent("outer", 1)).unwrap();
+    let both = (outer, limiter.layer(Limit::concurrent("two", 2)).unwrap());
+    let mut shutdown = task::spawn(limiter.shutdown(GUARD));
+    assert_pending!(shutdown.poll());
+    let response = both.layer(serve(Full::from("served"))).oneshot(get("/"));
+    let response = response.await.unwrap();
+    let refusal = response.extensions().get::<Refusal>();
+    assert_eq!(refusal.unwrap().kind(), RefusalKind::ShutDown);
+    drop(permit);
+    shutdown.await;
+}
+
 /// How long slots are held says nothing about the end of a shutdown, or of an outage.
 #[tokio::test(start_paused = true)]
 async fn only_a_limit_that_was_reached_delays_the_retry() {

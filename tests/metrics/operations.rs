@@ -201,8 +201,10 @@ fn expressions_work_in_a_real_prometheus() {
             "1",
             "--max-waiters",
             "1",
+            "--lease",
+            "240s",
             "--store-timeout",
-            "100ms",
+            "20s",
         ];
         let replica = Replica::start(&server.url(), &options).await;
         let prometheus = Prometheus::start(replica.address());

@@ -34,7 +34,7 @@ use crate::{
     support::redis_server::RedisServer,
 };
 
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(5);
 const JOBS: u32 = 64;
 
 const MANY: Limit = Limit::concurrent("many", JOBS);

@@ -368,26 +368,6 @@ async fn hostile_keys_work(backend: Backend) {
     );
 }
 
-/// A limiter may outlive a runtime: the next runtime takes over.
-#[test]
-fn a_static_limiter_serves_one_runtime_after_another() {
-    let server = RedisServer::start();
-    let limit = Limit::concurrent("a", 1).wait_up_to(GUARD);
-    let first = current_thread();
-    let semaphore = first
-        .block_on(connect(&server))
-        .semaphore(&limit, "key")
-        .unwrap();
-    let kept = first.block_on(semaphore.acquire()).expect("free");
-    drop(first);
-    // Dropped between two runtimes: released by the second one.
-    drop(kept);
-    let second = multi_thread(2);
-    drop(second.block_on(semaphore.acquire()).expect("released"));
-    second.block_on(until_free(&semaphore));
-    second.shutdown_background();
-}
-
 /// Two runtimes at once, each with waiters: when the runtime of the limiter's task ends, the other takes over.
 #[test]
 fn waiters_of_another_runtime_survive_the_one_with_the_task() {

@@ -351,9 +351,15 @@ fn a_static_limiter_serves_many_short_runtimes() {
         .unwrap();
     for round in 0..200 {
         let runtime = current_thread();
-        match round % 3 {
+        match round % 4 {
             0 => drop(on(&runtime, semaphore.acquire()).unwrap()),
             1 => runtime.block_on(async { start(&mut semaphore.acquire()) }),
+            // Dropped between two runtimes.
+            2 => {
+                let permit = on(&runtime, semaphore.acquire()).unwrap();
+                drop(runtime);
+                drop(permit);
+            }
             _ => {
                 let request = semaphore.acquire();
                 runtime.spawn(async move { drop(request.await) });

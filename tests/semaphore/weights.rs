@@ -278,7 +278,7 @@ async fn lost_data_is_restored_whole() {
 }
 
 /// How long the units of the killed process stay taken.
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(10);
 const STORE: &str = "TURNSTILE_WEIGHTS_STORE";
 
 #[test]

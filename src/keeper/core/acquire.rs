@@ -4,7 +4,8 @@
 //! requests never deadlock; a leg whose turn has not come is idle. A request that has to wait for one leg keeps the
 //! earlier ones: releasing them and queueing again could go on for ever. A request that needs exactly one slot is
 //! *alone*: its queue sends it, together with others, and may serve it from the pool. Any other request is sent as a
-//! *claim*, which the store decides on as a whole.
+//! *claim*, which the store decides on as a whole; in a cluster only its charges are, and its slots are sent by their
+//! queues, one after the other.
 //!
 //! Rates come first, and are charged once. The charge is refunded if the request is refused after all.
 

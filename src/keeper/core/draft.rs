@@ -227,7 +227,8 @@ impl Draft<'_> {
         self.batches.drafted.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
     }
 
-    /// Whether the exchange only asks for the generation of the data.
+    /// Whether the exchange only asks for the generation of the data. A key with a value of its own may be strict although its limit
+    /// is not: its losses show in the regular queries.
     fn asks_generation(&self) -> bool {
         let (ctx, link, part) = (&self.core.ctx, self.link(), self.id.part);
         let is_strict = |id| ctx.strict(id, part, None).is_some();

@@ -1,6 +1,6 @@
 //! A link: the connection to the store, or to one part of a cluster, with its exchanges in flight, the number that may
-//! be in flight, the work that only it can do, and the generation of the data there. What is sent is in `draft`;
-//! failures and events are in `store`.
+//! be in flight, the work that only it can do, and the generation of the data there. What is sent, when, and the
+//! timers of a link are in `draft`; failures and events are in `store`.
 
 use std::{
     ops::{Deref, DerefMut, Index, IndexMut},

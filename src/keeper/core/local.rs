@@ -197,7 +197,7 @@ impl Core {
             let entry = queue.entry(lease.seq());
             let until = entry.map(|entry| leg.ends(entry.turn_began));
             return match until.filter(|until| *until > self.ctx.now) {
-                Some(until) => self.requests.keep_asking(id, since, until),
+                Some(until) => self.requests.set_asking(id, since, until),
                 None => self.refuse_leg(id, lease.seq(), kind),
             };
         }

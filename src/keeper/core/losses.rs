@@ -3,11 +3,14 @@
 //! | | all data of a part | one key |
 //! | --- | --- | --- |
 //! | found | a query shows another generation: `link.rs` (`compare_generation`), here (`on_generation`); a newcomer under a strict limit finds an empty ledger and another generation: `store.rs` (`batch_unusable`), which makes it ask | an answer lacks permits: `queue/exchange.rs` (`on_answer`); the suspicion makes `draft.rs` (`asks_generation`) ask whether all are lost |
-//! | told to others | by the store, when it answers the first such query: `hello.lua` | with the next adoption: `queue/outbox.rs` (`set_tells_loss`) |
+//! | told to others | by the store, when it answers the first such query: `hello.lua` | with the next adoption, so only by a process with holders: `queue/exchange.rs` (`take_by_name`), `rare.lua` (`extend`) |
 //! | heard | here (`on_lost`): newcomers wait at once, and the generation is asked for | here (`on_lost`) |
 //! | then | every queue introduces its holders: `queue/outage.rs` (`introduce`) | its queue does |
 //! | permits back | holders that the store lacks are adopted: `queue/exchange.rs` (`renewed`, then `take_by_name`, `adopted`) | the same |
 //! | over | after a time, and one more query: here (`check_returns`, `on_generation`) | after a time |
+//!
+//! A failover to a replica that lacks the last writes keeps the generation: it is no loss of data. Each process has a new
+//! connection, and so introduces its holders; what it finds missing then is adopted, without a return, and told to nobody.
 //!
 //! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits
 //! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted

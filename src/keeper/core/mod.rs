@@ -36,15 +36,16 @@
 //! | file | what |
 //! | --- | --- |
 //! | `exchange` | the next exchange, and its answer |
+//! | `timers` | what is due, also a hello to reconnect, and how much of it in a step |
 //! | `store` | exchanges without an answer; connections; events and wake-ups; transitions of the breaker; answers to claims |
-//! | `permits` | requests and permits: submitted, collected, cancelled, released; timers; shutdown |
+//! | `permits` | requests and permits: submitted, collected, cancelled, released; shutdown |
 //! | `limits` | the limits, their current values, overrides; the view of operators |
 //! | `losses` | a loss of data: found, told, waited for, and over |
 //! | `acquire` | all-or-nothing acquisition of slots: submitted, sent, advanced |
 //! | `local` | decisions of this process, by its ledgers, its rates and fallbacks, also on unanswered requests; requests that rates refuse or delay |
 //! | `refusals` | requests that are refused or dropped, and the contents of a refusal |
-//! | this one | the data; settings, the limits in force, the time and counts are in [`context`](super::context) |
 //! | `draft` | when a link may send; the work of many queues, and claims, batched into one exchange (group commit) |
+//! | this one | the data; settings, the limits in force, the time and counts are in [`context`](super::context) |
 //! | `accounting` | charges and refunds at rates, the rates of this process, and accounts of permits |
 //! | `progress` | how far a request has come, and what it asks for next |
 //! | `requests` | the stage of each request, its deadlines, and the task to wake for its answer |
@@ -75,6 +76,7 @@ mod queues;
 mod refusals;
 mod requests;
 mod store;
+mod timers;
 mod unsent;
 
 use std::collections::{HashMap, HashSet};

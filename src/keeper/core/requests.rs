@@ -251,7 +251,7 @@ impl Requests {
         if let Some(asking) = request.asking {
             return asking.since;
         }
-        self.keep_asking(id, now, until);
+        self.set_asking(id, now, until);
         now
     }
 
@@ -316,8 +316,8 @@ impl Requests {
         }
     }
 
-    /// The request, whose time to ask was over, keeps asking.
-    pub fn keep_asking(&mut self, id: RequestId, since: Instant, until: Instant) {
+    /// The request asks the store, since then and until then.
+    pub fn set_asking(&mut self, id: RequestId, since: Instant, until: Instant) {
         if let Some(request) = self.get_mut(id) {
             request.asking = Some(Asking { since, until });
             self.asking.insert((until, id));
@@ -552,7 +552,7 @@ mod tests {
         let (now, until) = (scene.after(520), scene.after(515));
         let ended = scene.requests.end_asking(now, TIMEOUT, false);
         assert_eq!(ended, Some((ids[2], scene.now)));
-        scene.requests.keep_asking(ids[2], scene.now, until);
+        scene.requests.set_asking(ids[2], scene.now, until);
         assert_eq!(scene.falls_back(520), Some(ids[0]));
         assert_eq!(scene.falls_back(520), Some(ids[2]));
         scene.requests.grant(ids[1]);

@@ -126,7 +126,7 @@ impl Queue {
             presence.renewal()
         );
         ensure!(
-            !presence.is_unconfirmed() || is_renewing || entering,
+            !presence.is_in_doubt() || is_renewing || entering,
             "nobody will confirm it"
         );
         ensure!(

@@ -24,7 +24,7 @@ pub(super) struct Entries {
     by_ticket: ByTicket,
     held: HeldUnits,
     /// Holders that the store has yet to confirm before newcomers.
-    unconfirmed: u32,
+    in_doubt: u32,
 }
 
 /// Requests that wait in the store's ledger. Tickets can collide if the store has lost a waiter and its clock was stepped
@@ -47,7 +47,7 @@ impl Entries {
             all: SmallMap::default(),
             by_ticket: None,
             held: HeldUnits::default(),
-            unconfirmed: 0,
+            in_doubt: 0,
         }
     }
 
@@ -76,7 +76,7 @@ impl Entries {
 
     /// Whether the store has yet to confirm holders of the latest introduction.
     pub fn is_introducing(&self) -> bool {
-        self.unconfirmed > 0
+        self.in_doubt > 0
     }
 
     /// Requests that wait in the store's ledger.
@@ -112,7 +112,7 @@ impl Entries {
         };
         unindex(entry, &mut self.by_ticket);
         if !matches!(state, State::Held(_)) {
-            end_doubt(ctx, entry, &mut self.unconfirmed);
+            end_doubt(ctx, entry, &mut self.in_doubt);
         }
         count(ctx, &mut self.held, self.limit, entry, false);
         let was_counted = entry.is_counted();
@@ -133,7 +133,7 @@ impl Entries {
     pub fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.all.get_mut(&seq)?;
         unindex(entry, &mut self.by_ticket);
-        end_doubt(ctx, entry, &mut self.unconfirmed);
+        end_doubt(ctx, entry, &mut self.in_doubt);
         count(ctx, &mut self.held, self.limit, entry, false);
         count_tenant(ctx, self.limit, entry, entry.is_counted(), false);
         self.all.remove(&seq)
@@ -219,7 +219,7 @@ impl Entries {
     /// A holder is to be confirmed by the store. Returns whether to ask for it.
     pub fn introduce(&mut self, seq: Seq) -> bool {
         self.all.get_mut(&seq).is_some_and(|entry| {
-            self.unconfirmed += u32::from(!entry.presence.is_unconfirmed());
+            self.in_doubt += u32::from(!entry.presence.is_in_doubt());
             entry.presence.introduce()
         })
     }
@@ -227,7 +227,7 @@ impl Entries {
     /// The store has confirmed a holder, or it is given up.
     pub fn end_doubt(&mut self, ctx: &mut Context, seq: Seq) {
         if let Some(entry) = self.all.get_mut(&seq) {
-            end_doubt(ctx, entry, &mut self.unconfirmed);
+            end_doubt(ctx, entry, &mut self.in_doubt);
         }
     }
 
@@ -238,10 +238,10 @@ impl Entries {
 }
 
 /// This holder keeps newcomers waiting no longer.
-fn end_doubt(ctx: &mut Context, entry: &mut Entry, unconfirmed: &mut u32) {
+fn end_doubt(ctx: &mut Context, entry: &mut Entry, in_doubt: &mut u32) {
     if entry.presence.end_doubt() {
-        *unconfirmed -= 1;
-        ctx.introduced += u64::from(*unconfirmed == 0);
+        *in_doubt -= 1;
+        ctx.introduced += u64::from(*in_doubt == 0);
     }
 }
 
@@ -340,7 +340,7 @@ mod tests {
         /// Counts and indexes follow from the states.
         pub fn audit(&self) -> Result<(), String> {
             let mut waiting = BTreeSet::new();
-            let (mut held, mut unconfirmed) = (HeldUnits::default(), 0);
+            let (mut held, mut in_doubt) = (HeldUnits::default(), 0);
             for (seq, entry) in self.all.iter() {
                 match entry.state() {
                     State::Waiting(WaitsIn::InStore { ticket, .. }) => {
@@ -352,14 +352,14 @@ mod tests {
                     }
                     _ => {}
                 }
-                unconfirmed += u32::from(entry.presence.is_unconfirmed());
+                in_doubt += u32::from(entry.presence.is_in_doubt());
             }
             let listed = self.by_ticket.as_deref().cloned().unwrap_or_default();
-            let counted = (listed, self.held, self.unconfirmed);
-            if counted == (waiting, held, unconfirmed) {
+            let counted = (listed, self.held, self.in_doubt);
+            if counted == (waiting, held, in_doubt) {
                 return Ok(());
             }
-            Err(format!("counts {counted:?}, not {held:?}, {unconfirmed}"))
+            Err(format!("counts {counted:?}, not {held:?}, {in_doubt}"))
         }
     }
 
@@ -480,7 +480,7 @@ mod tests {
 
     /// Newcomers wait for the holders of the moment in which it began, however each of them ends.
     #[test]
-    fn an_introduction_is_over_when_no_holder_is_unconfirmed() {
+    fn an_introduction_is_over_when_no_holder_is_in_doubt() {
         let mut scene = Scene::new();
         let names: Vec<_> = (1..=4).map(|number| scene.enter(number, 1)).collect();
         for seq in &names {

@@ -101,12 +101,12 @@ impl Queue {
         }
         if !self.entries.is_introducing() {
             // After a stall, leases that have ended may be among them until all that is due is done.
-            pending.held = if ctx.has_overdue {
+            pending.own_held = if ctx.has_overdue {
                 0
             } else {
                 self.entries.held().in_store
             };
-            pending.waiting = self.entries.waiting() as u32;
+            pending.own_waiting = self.entries.waiting() as u32;
         }
         batch.waits |= self.entries.waiting() > 0 || batch.acquire.iter().any(|ask| ask.wait);
     }
@@ -176,7 +176,7 @@ impl Queue {
             add_debt(batch, release.seq, release.debt.as_deref().copied());
         }
         // Idle slots may be released after the batch was made.
-        pending.held = pending.held.min(self.entries.held().in_store);
+        pending.own_held = pending.own_held.min(self.entries.held().in_store);
     }
 
     /// Sends an entry with the others of its request. Returns its ask, and who pays. `is_covered`: idle slots are released for it.
@@ -230,7 +230,8 @@ impl Queue {
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             is_lost |= self.renewed(ctx, *seq, standing, at);
         }
-        // What is missing during an introduction was found before, and is being adopted.
+        // What is missing during an introduction is being adopted: the loss was found before, or the connection is new, as after a
+        // failover, and every replica introduces its own holders.
         let finds_loss = is_lost && !is_introducing;
         if finds_loss {
             // Before this answer's newcomers, which have got the slots of the missing holders.
@@ -292,6 +293,9 @@ impl Queue {
         entry.presence.found();
         if let State::Leaving = entry.state() {
             return self.release(ctx, seq, Use::Held);
+        }
+        if let State::Waiting(WaitsIn::InStore { ticket, .. }) = *entry.state() {
+            entry.set_ticket(ticket);
         }
         let now = ctx.now;
         let until = counted.deadline(until_ms, ctx.settings.lease);
@@ -363,7 +367,7 @@ impl Queue {
             // The store has lost the waiter, which queues once more: in its place, if the slot came while this process
             // had stopped, otherwise at the end.
             (State::Waiting(_) | State::Checking { .. }, _) => {
-                entry.presence.lost();
+                entry.presence.lost_waiting();
                 self.park(ctx, seq);
             }
             _ => {}

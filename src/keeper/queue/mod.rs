@@ -17,7 +17,7 @@
 //! | `presence` | what is known of a name in the store |
 //! | `snapshot` | the ledger as last seen |
 //! | `terms` | what a queue is for: its key, its ledger, and the values in force there |
-//! | `permit` | changes of an entry: sent, granted, refused, released; counts and lists by state; the outbox |
+//! | `permit` | changes of an entry: entered, sent, granted, refused, released; the outbox; steps of the ledger in this process |
 //! | `dues` | fair shares: the payers of newcomers, and what permits owe |
 //! | `entries`, `entries/entry` | all entries, with what follows from their states; the states, and what an entry has paid for |
 //! | `outbox`, `releases` | what is to be asked; what is to be released, until that is confirmed |
@@ -142,11 +142,11 @@ pub(super) struct PendingBatch {
     inquiries: Vec<Inquiry>,
     /// Newcomers that have lost their place, with its ticket.
     pub tickets: BTreeMap<Seq, i64>,
-    /// The units that the store held when it was sent, or 0 during an introduction. Those that its answer grants to claims
-    /// are added.
-    held: u32,
-    /// Waiters in the store when it was sent, or 0 during an introduction.
-    waiting: u32,
+    /// Units of this process that the store should count as held when it was sent, or 0 during an introduction. Those that
+    /// its answer grants to claims are added.
+    own_held: u32,
+    /// Waiters of this process in the store when it was sent, or 0 during an introduction.
+    own_waiting: u32,
     /// Legs of claims that wait, according to the answer.
     queued: u32,
     /// When the next lease in the ledger ends, according to the answer.
@@ -164,7 +164,7 @@ impl PendingBatch {
     /// Counts a leg of a claim, by its answer: the ledger's numbers, with which the queue compares its own, include it.
     pub fn count_leg(&mut self, seq: Seq, standing: &Standing) {
         match standing {
-            Standing::Held { .. } => self.held += weight_of(seq),
+            Standing::Held { .. } => self.own_held += weight_of(seq),
             Standing::Waiting { .. } => self.queued += 1,
             _ => {}
         }

@@ -217,8 +217,8 @@ impl Queue {
             Standing::Waiting { .. } => 1,
             _ => 0,
         };
-        let own = || pending.held + pending.waiting + asks.map(units).sum::<u32>();
-        answer.in_use < pending.held + answer.granted_units(batch)
+        let own = || pending.own_held + pending.own_waiting + asks.map(units).sum::<u32>();
+        answer.in_use < pending.own_held + answer.granted_units(batch)
             || are_there && answer.in_use + answer.waiting + 1 < own()
     }
 
@@ -227,7 +227,8 @@ impl Queue {
     pub(super) fn report_adopted(&self, ctx: &mut Context, batch: &Batch, standings: &[Standing]) {
         let (mut lost, mut by_fallback) = (0, 0);
         for (seq, standing) in batch.adopt.iter().zip(standings) {
-            let was_granted = |entry: &Entry| entry.lease.deadline().is_some();
+            let was_granted =
+                |entry: &Entry| entry.lease.deadline().is_some() || entry.lease.is_over(ctx.now);
             match (standing, self.entries.get(*seq)) {
                 (Standing::Adopted { .. }, Some(entry)) if was_granted(entry) => lost += 1,
                 (Standing::Adopted { .. }, Some(_)) => by_fallback += 1,

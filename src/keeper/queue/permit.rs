@@ -1,4 +1,4 @@
-//! Changes of a permit: entered, queued, granted, refused, released; and steps of the ledger in this process, which grant
+//! Changes of an entry: entered, sent, granted, refused, released; and steps of the ledger in this process, which grant
 //! permits (`run_here`). Names are put into the outbox here too.
 
 use std::{num::NonZero, sync::Arc, time::Duration};
@@ -87,13 +87,7 @@ impl Queue {
 
     /// The store has granted the slot, with a lease that may be about to end.
     pub(super) fn check_grant(&mut self, ctx: &mut Context, seq: Seq) {
-        let since = ctx.now;
-        if let Some(entry) = self.entries.get_mut(seq)
-            && let State::Waiting(WaitsIn::InStore { ticket, .. }) = *entry.state()
-        {
-            entry.set_ticket(ticket);
-        }
-        self.set(ctx, seq, State::Checking { since });
+        self.set(ctx, seq, State::Checking { since: ctx.now });
         self.ask_about(seq);
     }
 
@@ -256,6 +250,7 @@ impl Queue {
         if let Some(Holder::Request) = entry.hand_over(Holder::Permit) {
             ctx.record(|history, now| history.taken(&self.terms.ledger, seq, now));
             lease.begin_tenure(ctx.now);
+            entry.forget_ticket();
             lease.set_reusable(alone && (entry.presence.is_present() || !ctx.shared));
         }
         Some(entry.place)

@@ -18,7 +18,7 @@ pub(in crate::keeper) struct Presence {
     /// Renew once more after the answer in flight, which may be from a previous store.
     renew_again: bool,
     /// Held when the latest introduction began, and neither confirmed by the store since then nor given up.
-    unconfirmed: bool,
+    in_doubt: bool,
     /// Its request got another slot while an exchange was in flight: if the exchange acquires this slot, it goes to the
     /// pool.
     spare: bool,
@@ -68,18 +68,18 @@ impl Presence {
     /// A store that may be another has to confirm this held name. An answer in flight proves nothing, and another renewal follows
     /// it. Returns whether to list a renewal.
     pub fn introduce(&mut self) -> bool {
-        self.unconfirmed = true;
+        self.in_doubt = true;
         self.renew_again |= self.renewal == Renewal::InFlight;
         self.list_renewal()
     }
 
-    pub fn is_unconfirmed(&self) -> bool {
-        self.unconfirmed
+    pub fn is_in_doubt(&self) -> bool {
+        self.in_doubt
     }
 
     /// The introduction need no longer wait for it. Returns whether it has.
     pub fn end_doubt(&mut self) -> bool {
-        mem::take(&mut self.unconfirmed)
+        mem::take(&mut self.in_doubt)
     }
 
     /// An exchange that enters it is sent.
@@ -132,8 +132,8 @@ impl Presence {
         self.missing
     }
 
-    /// The store has lost it.
-    pub fn lost(&mut self) {
+    /// The store has lost a waiter. Of a holder: [`missed`](Self::missed).
+    pub fn lost_waiting(&mut self) {
         self.present = false;
     }
 
@@ -175,10 +175,7 @@ mod tests {
                     "renewed again, and nothing is in flight",
                 ),
                 (self.spare && !is_leaving, "spare, and somebody wants it"),
-                (
-                    self.unconfirmed && !is_held,
-                    "to be confirmed, and not held",
-                ),
+                (self.in_doubt && !is_held, "to be confirmed, and not held"),
             ];
             let found = faults.iter().find(|(is_fault, _)| *is_fault);
             found.map_or(Ok(()), |(_, why)| Err(why))
@@ -243,7 +240,7 @@ mod tests {
         let mut name = Presence::default();
         name.found();
         assert!(name.may_be_known());
-        name.lost();
+        name.lost_waiting();
         assert_eq!(name.leave(), None);
     }
 
@@ -265,7 +262,7 @@ mod tests {
         name.list_renewal();
         name.renewal_sent();
         assert!(!name.introduce(), "it is in flight");
-        assert!(name.is_unconfirmed());
+        assert!(name.is_in_doubt());
         assert_eq!(name.renewal_answered(true), (false, true));
         assert!(name.list_renewal());
         assert_eq!(

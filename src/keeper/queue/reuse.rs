@@ -162,7 +162,7 @@ impl Queue {
 
     /// The first request on its way to the store.
     fn first_asking(&mut self) -> Option<Seq> {
-        let asks = |seq| self.entries.get(seq).is_some_and(Entry::asks_store);
+        let asks = |seq| self.entries.get(seq).is_some_and(Entry::is_on_its_way);
         self.kept.first_asking(asks)
     }
 

@@ -68,7 +68,8 @@ impl Snapshot {
         self.seen
     }
 
-    /// Takes out newcomers of the same answer, which [join](Self::join) one by one.
+    /// Takes out newcomers of the same answer, which [join](Self::join) one by one: the ledger counted all waiters, but each has
+    /// its place from those before it. Legs of claims are taken out last, since the answers to claims follow those of ledgers.
     pub fn uncount(&mut self, newcomers: u32) {
         self.waiting = self.waiting.saturating_sub(newcomers);
     }

@@ -70,7 +70,7 @@ impl KeyTerms {
     /// The value of this key, if it differs from the limit's.
     fn value(&self) -> Option<LimitValue> {
         let Some(Adapt { floor, ceiling }) = self.adapt() else {
-            return self.set_value();
+            return self.declared_value();
         };
         let found = self.pace.pacing().map(|pacing| pacing.limit);
         let value = found.unwrap_or(self.start());
@@ -78,7 +78,7 @@ impl KeyTerms {
     }
 
     /// The value that is declared or ordered for this key, if it differs from the limit's.
-    fn set_value(&self) -> Option<LimitValue> {
+    fn declared_value(&self) -> Option<LimitValue> {
         match &self.steered {
             Some(steered) => steered.own_value(self.own_value()),
             None => self.own_value(),
@@ -87,7 +87,8 @@ impl KeyTerms {
 
     /// The value with which a limit begins that finds its own.
     pub fn start(&self) -> u32 {
-        self.set_value().map_or(self.limit.max(), |own| own.max)
+        self.declared_value()
+            .map_or(self.limit.max(), |own| own.max)
     }
 
     /// The bounds within which the limit finds its own value: not if operators have set one, nor for a blocked key.

@@ -1,6 +1,10 @@
 //! A store that has lost its data, or the ledger of a key: holders return first, and all replicas are told.
 
 use super::*;
+use crate::{
+    keeper::effects::LogEvent,
+    telemetry::{Adopted, Topic},
+};
 
 /// Keeper 0 holds four slots, and keeper 1, if it is there, two, of a limit of eight.
 fn idle_streams(keepers: usize) -> (World, Vec<Arc<Lease>>) {
@@ -577,6 +581,64 @@ impl World {
             }
         }
     }
+}
+
+/// G8: an idle process hears of a loss, and the connection ends on which it asks whether that is over.
+#[test]
+fn a_return_ends_in_a_process_without_requests_too() {
+    let mut world = World::new(1, &TWO);
+    let now = world.local();
+    let hello = world.keepers[0].begin_step(now).hello(Part::default());
+    let query = hello.exchange.generation_query.as_ref().expect("it asks");
+    let lost = Event::Lost(query.key.to_string());
+    world.complete(0, &hello);
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &lost);
+    assert!(world.keepers[0].context().is_recovering());
+    world.settle();
+    world.pass(Duration::from_secs(1));
+    let core = world.keepers[0].begin_step(now + Duration::from_secs(1));
+    let asked = core.next_exchange().expect("whether it is over");
+    core.on_event(Part::default(), &Event::Disconnected);
+    world.fail(0, &asked, Failure::Cut);
+    for _ in 0..3 {
+        world.pass(Duration::from_secs(1));
+        world.settle();
+    }
+    assert!(!world.keepers[0].context().is_recovering());
+}
+
+/// The lease of a permit ends while it is being adopted, and its holder sees that before the answer comes.
+#[test]
+fn a_lost_permit_that_ends_during_its_adoption_counts_as_lost() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let lease = world.grant(PATIENT);
+    world.ledgers.clear();
+    let now = world.local();
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
+    let adopts = loop {
+        let sent = world.send(0);
+        if sent
+            .exchange
+            .batches
+            .iter()
+            .any(|batch| !batch.adopt.is_empty())
+        {
+            break sent;
+        }
+        world.complete(0, &sent);
+    };
+    let reply = world.run(&adopts);
+    world.now += LEASE;
+    assert!(lease.is_over(world.local()));
+    world.answer(0, &adopts, reply);
+    world.pass(Duration::from_secs(1));
+    let effects = world.keepers[0].take_effects();
+    let is_told = |event: &LogEvent| matches!(event, LogEvent::Permits { report, .. } if report.topic == Topic::Adopted(Adopted::Lost));
+    assert!(effects.logged().any(is_told));
 }
 
 /// What a process told of a key comes back to it a round trip later, and another process may have found the same loss.

@@ -8,6 +8,25 @@ use crate::ledger::{Exchange, MemberId, Seq};
 const N: usize = 0;
 const W: usize = 1;
 
+/// A waiter that was granted a slot in time, and loses it before its task collects it, as in a process that stands still, keeps its place.
+#[test]
+fn a_grant_that_is_lost_uncollected_leaves_the_place() {
+    let mut world = World::new(2, &Limit::concurrent("a", 1));
+    let (holder, waiter) = world.holder_and_waiter();
+    let others = world.ask(1, PATIENT);
+    world.settle();
+    world.release(1, &holder);
+    world.settle();
+    world.deliver_wakes();
+    world.now += LEASE;
+    assert!(world.collect(0, &waiter).is_none(), "it asks again");
+    let sent = world.send(0);
+    let claims: Vec<_> = sent.exchange.claims.iter().collect();
+    assert_eq!(claims.len(), 1, "{:?}", sent.exchange);
+    assert!(claims[0].ticket.is_some());
+    drop(others);
+}
+
 /// Keepers, each at its own distance from the store.
 struct Distant {
     world: World,

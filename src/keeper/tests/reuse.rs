@@ -339,6 +339,30 @@ fn who_had_it_does_not_see_it_lost() {
     assert!(!first.is_lost() && !second.is_lost());
 }
 
+/// The place in which a slot was granted is used up once a permit has had it. Who reuses the slot, and loses it uncollected, waits behind
+/// all others.
+#[test]
+fn a_reused_slot_that_is_lost_gives_nobody_an_earlier_place() {
+    let mut world = World::new(2, &Limit::concurrent("a", 1).reuse());
+    let (holder, waiter) = world.holder_and_waiter();
+    world.release(1, &holder);
+    let released = world.send(1);
+    world.complete(1, &released);
+    // The wake-up comes when its lease is about to end.
+    let lease = Duration::from_millis(released.exchange.promotion_ms());
+    world.now += lease - STORE_TIMEOUT;
+    world.deliver_wakes();
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+    world.release(0, &waiter);
+    let reuser = world.ask(0, PATIENT);
+    assert!(Arc::ptr_eq(&reuser, &waiter));
+    world.now += LEASE;
+    assert!(world.collect(0, &reuser).is_none(), "it asks again");
+    let sent = world.send(0);
+    assert!(sent.exchange.claims.is_empty(), "{:?}", sent.exchange);
+}
+
 /// Requests under several limits. A request under this limit alone takes the slot here.
 #[test]
 fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {

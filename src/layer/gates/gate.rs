@@ -74,7 +74,8 @@ impl GateScope {
     fn find(&self, keeper: &KeeperHandle, head: &Parts) -> Lookup<Leg> {
         let is_off = || keeper.mode_of(self.limit) == Mode::Off;
         let is_paused = || keeper.is_paused(self.limit);
-        self.scope.find(self.limit, head, is_off, is_paused)
+        let admitted = (head.extensions.get::<Slot>()).is_some_and(|slot| slot.is_held(keeper));
+        (self.scope).find(self.limit, head, is_off, is_paused, admitted)
     }
 }
 

@@ -157,7 +157,7 @@ mod tests {
 
     fn leg(scope: &Scope, request: Request<()>) -> Leg {
         let (head, ()) = request.into_parts();
-        let found = match scope.find(LimitId(0), &head, || false, || false) {
+        let found = match scope.find(LimitId(0), &head, || false, || false, false) {
             Lookup::Now(leg) => leg,
             Lookup::Later(leg) => leg.now_or_never().expect("the lookup is ready"),
         };

@@ -26,10 +26,7 @@ use crate::{
     error::ConfigError,
     keeper::Leg,
     key::Key,
-    layer::{
-        response::{Outcome, check_pause},
-        slot::Slot,
-    },
+    layer::response::{Outcome, check_pause},
     limit::{Adapt, Limit, LimitId},
 };
 
@@ -450,13 +447,14 @@ impl Scope {
     }
 
     /// The demand of a request on the limit with this number. `None`: the request has no key. Nothing is looked up while
-    /// the limit `is_off`, and no value while it `is_paused`.
+    /// the limit `is_off`, and no value while it `is_paused`. `admitted`: by another layer of this limiter.
     pub(in crate::layer) fn find(
         &self,
         number: LimitId,
         head: &Parts,
         is_off: impl Fn() -> bool,
         is_paused: impl Fn() -> bool,
+        admitted: bool,
     ) -> Lookup<Leg> {
         let (exempt, most) = (true, self.limit.wait());
         let find_wait = || self.wait.as_ref()?(head);
@@ -471,7 +469,7 @@ impl Scope {
             clamps: self.clamps_cost,
             tenant: (self.limit.is_fair()).then(|| self.tenants.find(head)),
             exempt: false,
-            admitted: head.extensions.get().is_some_and(Slot::is_held),
+            admitted,
         };
         let key = match &self.keys {
             KeySource::Shared => Some(Key::SHARED),

@@ -1,6 +1,6 @@
 //! Drops the service's future or body when its slot ends, even if no task polls the response.
 //!
-//! hyper polls a response only while it can send: it does not poll with an HTTP/2 window of zero or a full socket, even if
+//! hyper polls a response only while it can send: it takes at most one more frame with an HTTP/2 window of zero, and none with a full socket, even if
 //! the connection is woken. A future in a `FuturesUnordered` or behind a `select!` may also remain unpolled for a long
 //! time. If the drop waited for the next poll, the call to an upstream would stay open while its slot serves another
 //! request.
@@ -179,22 +179,16 @@ impl<T> Tied<T> {
         }
         let live = self.cell.leave(CellState::Closed);
         let (held, ended) = live.map_err(|kind| kind.expect("its owner is here"))?;
-        let Held { share, .. } = held.expect(ONE_USER);
-        share.set_unread(None);
         Ok(Tie {
-            share,
+            share: held.expect(ONE_USER).share,
             terms: self.cell.terms.clone(),
             ended,
         })
     }
 
-    /// Closes the cell, and ends the unread time: a [`Hold`](crate::layer::Hold) that keeps the slot has no response that could
-    /// lie unread.
     fn close(&self) -> Option<(Held<T>, Option<Ended>)> {
         let (held, ended) = self.cell.leave(CellState::Closed).ok()?;
-        let held = held?;
-        held.share.set_unread(None);
-        Some((held, ended))
+        Some((held?, ended))
     }
 }
 
@@ -217,8 +211,9 @@ impl<T> Cell<T> {
             CellState::Closed => unreachable!("its owner is here"),
         };
         let result = lend(&mut lent);
-        if let CellState::Live { held, .. } = &mut *self.lock() {
-            *held = Some(lent);
+        match &mut *self.lock() {
+            CellState::Live { held, .. } => *held = Some(lent),
+            _ => lent.share.set_unread(None),
         }
         Ok(Some(result))
     }
@@ -280,14 +275,17 @@ impl<T> Cell<T> {
         drop(held);
     }
 
-    /// Takes the live work out, for the caller to drop without the lock. An error: the work was not live; the reason if it
-    /// was revoked.
+    /// Takes the live work out, for the caller to drop without the lock, and ends the unread time: a [`Hold`](crate::layer::Hold)
+    /// that keeps the slot has no response that could lie unread. An error: the work was not live; the reason if it was revoked.
     fn leave(&self, next: CellState<T>) -> Result<LiveWork<T>, Option<LostErrorKind>> {
         let mut state = self.lock();
         match &mut *state {
             CellState::Live { held, ended } => {
                 let live = (held.take(), ended.take());
                 *state = next;
+                if let Some(held) = &live.0 {
+                    held.share.set_unread(None);
+                }
                 Ok(live)
             }
             CellState::Revoked(kind) => Err(Some(*kind)),
@@ -373,6 +371,34 @@ mod tests {
         let looks = tied.peek(|work| (*work, tied.peek(|work| *work)));
         assert_eq!(looks, Some((7, None)));
         assert_eq!(tied.peek(|work| *work), Some(7));
+    }
+
+    /// A `Hold` may keep the slot of a response that was revoked, which does not lie unread any more.
+    #[test]
+    fn revoked_work_is_not_unread() {
+        for during_a_poll in [false, true] {
+            let tied = tied((), |_| Poll::Pending);
+            let share = tied.cell.lend(|held| held.share.clone()).unwrap().unwrap();
+            let hand_out = || share.set_unread(Some(Instant::now()));
+            let revoke = || tied.cell.revoke(LostErrorKind::Revoked);
+            if during_a_poll {
+                let polled = tied.cell.lend(|_| {
+                    revoke();
+                    hand_out();
+                });
+                assert!(polled.is_ok());
+            } else {
+                hand_out();
+                revoke();
+            }
+            assert!(
+                share
+                    .leases
+                    .all()
+                    .iter()
+                    .all(|lease| lease.unread_since().is_none())
+            );
+        }
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl Shares {
             let length = lengths(tenant).count();
             self.waiting.contains(&place) == one.waits
                 && self.idle.contains(&place) != one.waits
-                && one.line == length
+                && one.in_line == length
                 && (one.waits || length == 0)
         };
         self.tenants.iter().all(has_place)
@@ -235,7 +235,7 @@ impl SharesState {
         for &(payer, ticket, id) in &self.lines {
             shares.lines.insert(Lined::new(payer, ticket, id));
             if let Some(one) = shares.tenants.get_mut(&payer.tenant) {
-                one.line += 1;
+                one.in_line += 1;
             }
         }
         shares

@@ -242,7 +242,7 @@ impl Ledger {
         }
     }
 
-    /// Tickets never decrease, so a ticket below the head's is known to have left the queue.
+    /// Tickets never decrease, so a ticket below the head's is known to have left the queue, or was passed over.
     pub(super) fn next_ticket(&self, call: &Call) -> i64 {
         let tail = self.queue.keys().next_back();
         let ticket = FIRST_TICKET + call.now_us as i64;

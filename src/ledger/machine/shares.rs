@@ -21,7 +21,7 @@ use std::{
 use super::Call;
 use crate::ledger::{
     Dues, Left, MemberId, Payer, TenantId,
-    layout::{LAST_US, MAX_CREDIT_US, MAX_DEBT_US},
+    layout::{LAST_US, MAX_CREDIT_US, MAX_DEBT_US, SWEEP_BUDGET},
 };
 
 #[derive(Clone, Debug, Default)]
@@ -43,7 +43,7 @@ pub(super) struct Shares {
 pub(super) struct TenantState {
     pub(super) paid_us: u64,
     pub(super) waits: bool,
-    pub(super) line: usize,
+    pub(super) in_line: usize,
 }
 
 /// A waiter in the line of its tenant. Lines are in order of tickets.
@@ -84,8 +84,8 @@ impl Shares {
     }
 
     /// Length of a tenant's line, waiters that have left included.
-    pub(super) fn line_of(&self, tenant: TenantId) -> usize {
-        self.tenants.get(&tenant).map_or(0, |one| one.line)
+    pub(super) fn line_length(&self, tenant: TenantId) -> usize {
+        self.tenants.get(&tenant).map_or(0, |one| one.in_line)
     }
 
     /// As [`Ledger::settle`](super::Ledger::settle). A waiter that is in no line any more has paid for a grant, and left before it
@@ -129,12 +129,12 @@ impl Shares {
         if let Some(before) = before {
             self.order(before.waits).remove(&(before.paid_us, tenant));
         }
-        let line = before.map_or(0, |before| before.line);
+        let in_line = before.map_or(0, |before| before.in_line);
         self.order(waits).insert((paid_us, tenant));
         let after = TenantState {
             paid_us,
             waits,
-            line,
+            in_line,
         };
         self.tenants.insert(tenant, after);
     }
@@ -153,11 +153,14 @@ impl Shares {
         if known.is_none_or(|one| !one.waits) {
             let before_us = known.map_or(0, |one| one.paid_us);
             self.insert(tenant, max(before_us, self.time_us), true);
-            while let Some(&(paid_us, other)) = self.idle.first()
-                && paid_us <= self.time_us
-            {
-                self.idle.pop_first();
-                self.tenants.remove(&other);
+            for _ in 0..SWEEP_BUDGET {
+                match self.idle.first() {
+                    Some(&(paid_us, other)) if paid_us <= self.time_us => {
+                        self.idle.pop_first();
+                        self.tenants.remove(&other);
+                    }
+                    _ => break,
+                }
             }
             // Tenants that begin to wait at the same virtual time are served in this order.
             if before_us <= self.time_us {
@@ -167,7 +170,7 @@ impl Shares {
         if self.lines.insert(waiter)
             && let Some(one) = self.tenants.get_mut(&tenant)
         {
-            one.line += 1;
+            one.in_line += 1;
         }
     }
 
@@ -175,7 +178,7 @@ impl Shares {
     pub(super) fn leave(&mut self, waiter: Lined) -> bool {
         let was_in_line = self.lines.remove(&waiter);
         if was_in_line && let Some(one) = self.tenants.get_mut(&waiter.tenant) {
-            one.line -= 1;
+            one.in_line -= 1;
         }
         was_in_line
     }
@@ -218,14 +221,17 @@ impl Shares {
     pub(super) fn charge(&mut self, waiter: Lined, waiting: u64) {
         let (tenant, cost_us) = (waiter.tenant, waiter.cost_us);
         self.leave(waiter);
-        let Some(&TenantState { paid_us, line, .. }) = self.tenants.get(&tenant) else {
+        let Some(&TenantState {
+            paid_us, in_line, ..
+        }) = self.tenants.get(&tenant)
+        else {
             return;
         };
         self.time_us = max(self.time_us, paid_us);
         self.pay(tenant, paid_us, cost_us as i64, cost_us);
         let next_us = min(self.time_us + cost_us / (waiting + 1), LAST_US);
         self.time_us = max(self.time_us, min(next_us, self.payments_of(tenant)));
-        if line == 0 {
+        if in_line == 0 {
             self.stop_waiting(tenant);
         }
     }

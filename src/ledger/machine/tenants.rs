@@ -53,7 +53,7 @@ impl Ledger {
         let line = self
             .shares
             .as_ref()
-            .map_or(0, |shares| shares.line_of(tenant));
+            .map_or(0, |shares| shares.line_length(tenant));
         line >= CROWD * free
     }
 

@@ -36,7 +36,8 @@ local function advance(ledger, id, ticket, first, fits)
   return place
 end
 
--- Takes slots up to the first ledger where the claim must wait, or none at all. Returns the standings, and whether the
+-- Takes slots up to the first ledger where the claim must wait, or none at all. All claims name their ledgers in one order, each once,
+-- so that none wait in a circle. Returns the standings, and whether the
 -- claim was refused.
 local function take_slots(ask, asks, first_ticket)
   local standings, slots = fill(asks, ABSENT), {}
@@ -44,7 +45,7 @@ local function take_slots(ask, asks, first_ticket)
     local ledger, want, id = ledgers[tonumber(ARGV[ask])], ARGV[ask + 1], ARGV[ask + 2]
     local standing, in_use, limit = ledger.scores[id], ledger.in_use, ledger.limit
     local weight = ledger.heavy and digit_at(id, WEIGHT_AT) or 1
-    local fits = limit > 0 and in_use + (in_use > 0 and weight or math.min(weight, ledger.most)) <= limit
+    local fits = limit > 0 and in_use + (in_use > 0 and weight or math.min(weight, ledger.whole)) <= limit
     if not standing and ledger.waiting == ledger.passed and fits then
       slots[#slots + 1] = { i = i, ledger = ledger, id = id, weight = weight }
     else

@@ -3,12 +3,12 @@
 local function close(ledger)
   local key, in_use, waiting, reuse, reply = ledger.key, ledger.in_use, ledger.waiting, ledger.reuse, ledger.reply
   local pause_end_ms = ledger.pause_end_ms
-  -- `heartbeat`: only a queue needs it. Long-ended heartbeats are removed when a new one is added, so that they cannot
+  -- `heartbeat`: only a queue needs it. No waiter TTL is longer than MAX_LEASE_MS. Long-ended heartbeats are removed when a new one is added, so that they cannot
   -- accumulate.
   local heartbeat = nil
-  if waiting > 0 and ledger.waits > 0 then
+  if waiting > 0 and ledger.presence > 0 then
     local last_ms = now_ms + respond_ms
-    heartbeat = text_of(ALIVE + last_ms - (last_ms + (ledger.waits - 1) / 2) % 2)
+    heartbeat = text_of(ALIVE + last_ms - (last_ms + (ledger.presence - 1) / 2) % 2)
   end
   if enter(ledger, heartbeat) then
     call('ZREMRANGEBYSCORE', key, ALIVE, ALIVE + now_ms - MAX_LEASE_MS - 1)
@@ -18,7 +18,7 @@ local function close(ledger)
   if reuse > 0 and (ledger.refused or waiting > 0 or pause_end_ms) then
     making_room().recall(key)
   end
-  -- `keep`: ended rights are removed when a new one is added, so that they cannot accumulate.
+  -- `keep`: the replica concludes from the reply that it has the right. Ended rights are removed when a new one is added, so that they cannot accumulate.
   if reuse == 2 and waiting == 0 and in_use > 0 and in_use <= ledger.limit and not pause_end_ms then
     if call('ZADD', key, KEEPING + now_ms + RIGHT_MS, '~' .. replica) == 1 then
       call('ZREMRANGEBYSCORE', key, KEEPING, KEEPING + now_ms - 1)

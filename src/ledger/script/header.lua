@@ -8,7 +8,7 @@
 -- A ledger is a sorted set. Its scores lie in four bands:
 --
 --   band     scores           member        score
---   waiting  below 0          permit id     ticket, unique: lower tickets are first; plus a half, if a slot was or may
+--   waiting  below 0          permit id     ticket (2^52 below the time of its arrival in us), unique: lower tickets are first; plus a half, if a slot was or may
 --                                           have been granted past the waiter
 --   holding  0 .. 2^51 - 1    permit id     deadline in ms; a permit of weight w has w members: the id, and the id
 --                                           followed by each of the second to the w-th of DIGITS; each unit counts as one
@@ -20,7 +20,7 @@
 --   keeping  from 2^52 on     '~'..replica  2^52 + the time until which it may keep freed slots, in ms: it does not release
 --                                           them, renews their leases, and reuses them without a call
 --
--- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its name, whose first character, at
+-- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its name (its number in the replica, as text), whose first character, at
 -- WEIGHT_AT, encodes the weight by its position in DIGITS. The members of a permit are written and removed together.
 -- The character at UNIT_AT numbers a member's unit by its position in DIGITS; the id itself, without this character, is
 -- unit 1.
@@ -33,15 +33,17 @@
 --
 -- '<ledger>:lines' has the waiters, all with the score 0, so in the order of the text: tenant (TENANT_CHARS), 2^52 + ticket,
 -- permit id, cost of the grant in us, both numbers with 16 digits. It may still have permits that wait no longer. Both sets
--- may be lost: while any waiter stands in no line, the queue is served in order of arrival.
+-- may be lost: while the lines have fewer entries than the queue has waiters, it is served in order of arrival. These sets are not in KEYS: an exchange
+-- with a cluster has one ledger, and their names have its hash tag. An eviction policy must be `noeviction`, for it may take one ledger.
 --
 -- A ledger whose limit finds its own value has a text, '<ledger>:pace': limit, generation, score, wall, until when it stands and for
 -- how long in ms, 1 if a result of this generation was accepted, until when growth is used up in ms, and of the last cut its time in
 -- ms, from and to (see pace.rs).
 --
 -- The state of a rate is a text, 'us rem count/period_us/burst/rounded/before_group/group/start_us charged since_us'
--- (see rate.rs): the theoretical arrival time is us + rem / count. Versions without groups also wrote five words, but
--- their third word ends with the burst: each version can read the other's states.
+-- (see rate.rs): the theoretical arrival time is us + rem / count; of the units that were `charged` since `since_us`, refunds are
+-- possible. Versions without groups also wrote five words, but their third word ends with the burst: each version can read the
+-- other's states.
 --
 -- A generation is a text, 'id found_ms': the data of the namespace, or in a cluster of a part, have been there since the
 -- moment id in us, and a replica found at found_ms that they had replaced others (0: none has).
@@ -61,7 +63,7 @@
 --                                         while the data have another one
 --            for each ledger      RECORD: limit, max_waiters, options,
 --                                         numbers of permits to release, renew, adopt and acquire
---                                 for each permit to acquire '1' if it waits for a slot, else '0'
+--                                 for each permit to acquire '1' if it waits for a slot, else '0' (from `waits_at` on)
 --            in the end           prefix of the channels for wake-ups
 --                                 replica
 --   then     for each ledger      its permits to release (all members), renew, adopt and acquire, in this order
@@ -87,15 +89,15 @@
 --   of a hello                    the id of the generation that the replica has known for less than a lease (0: none), or
 --                                         '' if it does not ask
 --
--- Options are a sum: 1 if the replica has waiters here; 2 if it subscribes to its wake-ups; 4 if kept slots are
+-- Options are a sum: 1 if the replica has waiters here, also new ones; 2 if besides it subscribes to its wake-ups; 4 if kept slots are
 -- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a permit
 -- to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 64
 -- if the ledger is fair; 128 if it owes: its dues also have departures, reports or settlements, or payers for claims; 256
--- if the replica asks for its holders; 2048 times the length of a pause to start in ms and 1, or 2048 to end the present
+-- if the replica asks for its holders; 2048 times the length + 1 of a pause to start, in ms, or 2048 to end the present
 -- pause; 512 if it knows that pause, which starts only if it was not ended; 1024 if the limit finds its own value.
 --
 -- Repetition: an exchange without an answer may have run. A later one names its permits again: releases, renewals and adoptions then
--- change nothing more, and requests ask under new names. Charges, refunds, results and reports of dues are never sent
+-- change nothing more, and requests ask under new names, while the old ones are released until not_after_us has passed. Charges, refunds, results and reports of dues are never sent
 -- twice.
 --
 -- Reply
@@ -104,13 +106,14 @@
 --            late exchange no step runs, and nothing follows.
 --   then     for each ledger      the text of its error; or the number of units in use; or a list
 --                                 LEDGER_REPLY: in use, waiting, ticket of the first waiter that was never passed over
---                                         (0: none), nearest deadline in ms (0: no holders or no waiters), or
+--                                         (0: none), which shows waiters before it that their turn has passed; nearest deadline in ms (0: no holders or no waiters), when
+--                                         waiters call again, since only calls expire leases; or
 --                                         the negated end of a pause, until its ramp is over
 --                                 a standing for each permit renewed, adopted and acquired
---                                 the numbers of the replica's promoted waiters
+--                                 the names of the replica's promoted waiters
 --                                 the queue positions, from 1, of renewed permits that wait: the first MAX_PLACES,
 --                                         before any permit leaves the queue
---                                 a list of the numbers of the replica's holders, nearest deadline first, if it asks,
+--                                 a list of the names of the replica's holders, nearest deadline first, if it asks,
 --                                         and no more units are in use than the sweep may still look at
 --                                 the limit and the generation, if the limit finds its own value
 --   then     for each claim       the text of its error; or a list
@@ -128,7 +131,7 @@
 --
 -- Wake-ups
 -- ========
--- 'granted_us until_ms numbers key' is published to another replica whose waiters were promoted. Without numbers it
+-- 'granted_us until_ms names key' is published to another replica whose waiters were promoted. Without names it
 -- recalls the replica's kept slots. If nobody would receive the message at this server, although the replica subscribes
 -- to its wake-ups, the replica is not connected. If its heartbeat has ended, it has stopped. Its waiters are then passed
 -- over instead of promoted, and keep their places for waiter_ttl_ms.

@@ -1,5 +1,6 @@
 
--- A hello, or a query on a connection that is made: asks for the time, and for the generation of the data.
+-- A hello, or a query on a connection that is made: asks for the time, and for the generation of the data. Replicas with work ask a
+-- few times in each lease, so that the generation does not end before their permits.
 if ledger_count + refund_count + claim_count == 0 then
   local key, known = KEYS[1], tonumber(ARGV[2])
   local kept = key and known and redis.pcall('GET', key)

@@ -2,7 +2,7 @@
 -- The long way begins here. All its functions are created in each call, so what each captures counts: see "Speed".
 -- First the helpers that its steps share.
 
-local replica, wake_channel = string.sub(packed, -REPLICA_CHARS), string.sub(packed, record, -REPLICA_CHARS - 1)
+local replica, wake_prefix = string.sub(packed, -REPLICA_CHARS), string.sub(packed, record, -REPLICA_CHARS - 1) -- behind the last record
 local promoted_end_ms = now_ms + math.min(respond_ms, lease_ms)
 local oldest = ALIVE + now_ms - waiter_ttl_ms -- an older heartbeat is that of a dead replica
 local budget = SWEEP_BUDGET
@@ -12,7 +12,8 @@ local function text_of(number)
   return string.format('%d%09d', number / 1000000000, number % 1000000000)
 end
 
--- Every list is short enough for `unpack`: see MAX_PERMITS and the budget.
+-- Every list is short enough for `unpack`, which takes 8,000 values: an exchange names at most MAX_PERMITS (message.rs) permits of a
+-- ledger, and other lists end with the budget.
 local function on_all(command, key, list)
   return #list > 0 and redis.call(command, key, unpack(list)) or 0
 end
@@ -59,7 +60,7 @@ local function contact_with(owner, key, contacts)
       contact = 'unreachable'
     else
       -- By pcall: an ACL may forbid it.
-      local receives = heartbeat % 2 == 0 or redis.pcall('PUBSUB', 'NUMSUB', wake_channel .. owner)[2] ~= 0
+      local receives = heartbeat % 2 == 0 or redis.pcall('PUBSUB', 'NUMSUB', wake_prefix .. owner)[2] ~= 0
       contact = receives and 'reachable' or 'unreachable'
     end
     contacts[owner] = contact

@@ -46,7 +46,7 @@ if has_paced then
         end
       end
     end
-    ledger.limit, ledger.most = limit, limit
+    ledger.limit, ledger.whole = limit, limit
     return generation
   end
 end

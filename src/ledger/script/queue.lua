@@ -30,7 +30,8 @@ local function enter(ledger, heartbeat)
       fair.changed = {}
     end
     if fair.forgets then
-      call('ZREMRANGEBYSCORE', fair.shares, text_of(IDLE), text_of(IDLE + fair.forgets))
+      local first, last = text_of(IDLE), text_of(IDLE + fair.forgets)
+      on_all('ZREM', fair.shares, call('ZRANGE', fair.shares, first, last, 'BYSCORE', 'LIMIT', '0', SWEEP_BUDGET))
     end
     fair.entering, fair.forgets = nil, nil
   end
@@ -41,7 +42,7 @@ end
 local function admit(ledger, id, waits, payer)
   local waiting, in_use, limit = ledger.waiting, ledger.in_use, ledger.limit
   local weight = ledger.heavy and digit_at(id, WEIGHT_AT) or 1
-  local fits = limit > 0 and in_use + (in_use > 0 and weight or math.min(weight, ledger.most)) <= limit
+  local fits = limit > 0 and in_use + (in_use > 0 and weight or math.min(weight, ledger.whole)) <= limit
   if waiting == ledger.passed and fits then
     ledger.in_use = in_use + weight
     lease_end_text = lease_end_text or text_of(lease_end_ms)

@@ -64,7 +64,7 @@ local function sometimes()
     end
     on_all('ZADD', key, list)
     if missing and ledger.options % 64 >= 32 then -- see the options
-      redis.pcall('PUBLISH', wake_channel .. 'all', 'lost ' .. key)
+      redis.pcall('PUBLISH', wake_prefix .. 'all', 'lost ' .. key)
     end
     return in_use, waiting, places, false
   end
@@ -171,7 +171,7 @@ local function making_room()
     for _, right in ipairs(redis.call('ZRANGE', key, KEEPING, '+inf', 'BYSCORE')) do
       local owner = string.sub(right, 2)
       if owner ~= replica then
-        redis.pcall('PUBLISH', wake_channel .. owner, string.format('%.0f 0  %s', now_us, key))
+        redis.pcall('PUBLISH', wake_prefix .. owner, string.format('%.0f 0  %s', now_us, key))
         recalled[#recalled + 1] = right
       end
     end

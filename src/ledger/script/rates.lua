@@ -6,7 +6,7 @@
 -- none, comes from the data: it concerns this key alone.
 local function outcome(ok, result)
   local text = type(result) == 'table' and result.err or result
-  if not ok and (string.find(text, 'user_script:', 1, true) or string.find(text, 'not a valid float', 1, true)) then
+  if not ok and (string.find(text, '^user_script:') or string.find(text, 'not a valid float', 1, true)) then
     return 'WRONGTYPE the key of a ledger holds something else'
   end
   return ok and result or text

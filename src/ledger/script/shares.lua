@@ -8,17 +8,18 @@
 --   changed, forgets             names whose score has changed; the virtual time up to which idle tenants are forgotten
 --   entering, began              new texts for the lines; whether payments begin anew
 --   time                         virtual time; nil until it was read
---   waiting, rank, all           tenants that wait, as far as they were read: `rank` of them, or all,
+--   names, rank, all             tenants that wait, as far as they were read: the first `rank` members of the set, or all,
 --   bound, bound_name            the last with this score and name
 --   line_of                      for tenants, the first texts of their lines: `at` is the next, `is_whole`: no more are in the store,
 --                                `passed`: a waiter was passed over
+--   tenant, turn                 the tenant whose turn `next_by_share` has found, and its index in `names`
 --   text                         the dues
 
 local shares = has_fair and {}
 if has_fair then
   -- Reads virtual time, and the next `count` of the tenants that wait.
   function shares.read(fair, count)
-    local scores, rank, waiting = fair.scores, fair.rank, fair.waiting
+    local scores, rank, names = fair.scores, fair.rank, fair.names
     if rank == 0 then
       count = count + 1
     end
@@ -34,7 +35,7 @@ if has_fair then
       else
         fair.bound, fair.bound_name = score, name
         if scores[name] == nil then
-          scores[name], waiting[#waiting + 1] = score, name
+          scores[name], names[#names + 1] = score, name
         end
       end
     end
@@ -67,7 +68,7 @@ if has_fair then
     return line[line.at], line
   end
 
-  -- What a tenant owes, or gets back. `free`: slots for waiters.
+  -- What a tenant owes, or gets back. `free`: slots for waiters, for which tenants are read at once.
   function shares.report(fair, name, us, most_us, free)
     if fair.rank == 0 then
       shares.read(fair, math.min(free, 16))
@@ -75,12 +76,12 @@ if has_fair then
     if not fair.time then
       return
     end
-    local scores, waiting = fair.scores, fair.waiting
+    local scores, names = fair.scores, fair.names
     local score = scores[name]
     if score == nil then
       score = tonumber(redis.call('ZSCORE', fair.shares, name)) or false
       if score and score < IDLE then
-        waiting[#waiting + 1] = name
+        names[#names + 1] = name
       end
     end
     scores[name] = score or us > 0 and IDLE + fair.time
@@ -141,14 +142,14 @@ if has_fair then
   -- `gone`: texts that leave the lines; `served`: those that no longer wait, though this is not written yet.
   function shares.next_by_share(ledger, gone, served, free)
     local fair = ledger.fair
-    local scores, names = fair.scores, fair.waiting
+    local scores, names = fair.scores, fair.names
     while budget > 0 do
-      local tenant, place, paid = nil, nil, nil
+      local tenant, turn, paid = nil, nil, nil
       for i = 1, #names do
         local name = names[i]
         local score = scores[name]
         if not tenant or score < paid or score == paid and name < tenant then
-          tenant, place, paid = name, i, score
+          tenant, turn, paid = name, i, score
         end
       end
       if not fair.all and (not tenant or paid > fair.bound or paid == fair.bound and tenant > fair.bound_name) then
@@ -162,13 +163,13 @@ if has_fair then
         local text, line = shares.first_of(fair, tenant, free)
         if text then
           local id = string.sub(text, PERMIT_AT, COST_AT - 1)
-          line.at, fair.tenant, fair.place = line.at + 1, tenant, place
+          line.at, fair.tenant, fair.turn = line.at + 1, tenant, turn
           if not served[id] and (redis.call('ZRANK', ledger.key, id) or ledger.waiting) < ledger.waiting then
             return id, text
           end
           gone[#gone + 1], budget = text, budget - 1
         else
-          table.remove(names, place)
+          table.remove(names, turn)
           if not line.passed then
             scores[tenant], fair.changed[tenant], budget = paid + IDLE, true, budget - 1
           end
@@ -177,7 +178,8 @@ if has_fair then
     end
   end
 
-  -- Charges the tenant of the waiter that `next_by_share` found for its grant.
+  -- Charges the tenant of the waiter that `next_by_share` found for its grant, in advance. What other slots cost, their replicas report.
+  -- Virtual time moves a little with each grant: machine/shares.rs says why.
   function shares.charge(fair, text, waiting)
     local tenant, cost_us = fair.tenant, tonumber(string.sub(text, COST_AT))
     fair.time = math.max(fair.time, fair.scores[tenant])
@@ -186,7 +188,7 @@ if has_fair then
     fair.time = math.max(fair.time, math.min(next_us, fair.scores[tenant]))
     local more, line = shares.first_of(fair, tenant, 1)
     if not more and not line.passed then
-      table.remove(fair.waiting, fair.place)
+      table.remove(fair.names, fair.turn)
       fair.scores[tenant] = fair.scores[tenant] + IDLE
     end
   end

@@ -4,7 +4,8 @@ if now_us > not_after_us then
   return { now_us, LATE }
 end
 
--- The short way: `release`, `renew` and `acquire` of each ledger, if no other step would change anything.
+-- The short way: `release`, `renew` and `acquire` of each ledger, if no other step would change anything. A lease that ends within
+-- this second takes the long way: `TIME` has the second as text.
 
 local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room for one more
 -- For claims and for the long way, four numbers for each ledger: holders whose lease lasts beyond this second; all other
@@ -12,7 +13,7 @@ local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room fo
 local counts, is_long = claim_count > 0 and {}, false
 local dues_count, has_fair, has_paced, generation = 0, false, false, nil
 for i = 1, ledger_count do
-  local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
+  local limit, _, options, releases, renews, adopts, acquires, waits_at = struct.unpack(RECORD, packed, record)
   local key, first, lasting, early, size, removed, is_short, failure = KEYS[i], arg + releases, 0, 0, 0, 0, false, nil
   if releases > 0 then
     size = redis.pcall('ZREM', key, unpack(ARGV, arg, first - 1))
@@ -26,7 +27,7 @@ for i = 1, ledger_count do
   else
     if size > 0 then
       lasting = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE)
-    elseif expects == 1 and removed == 0 and acquires + claim_count > 0 then -- holders may be lost with all other data
+    elseif expects == 1 and removed == 0 and acquires + claim_count > 0 then -- holders may be lost with all other data: then no step of this ledger runs
       generation = generation or redis.pcall('GET', ARGV[#ARGV - 1]) -- by pcall: an ACL may forbid it
       failure = type(generation) ~= 'table' and generation ~= ARGV[#ARGV] and LOST or nil
     end
@@ -36,7 +37,7 @@ for i = 1, ledger_count do
     if lasting < size then
       early = call('ZCOUNT', key, '-inf', time[1] .. '999')
       -- Beside holders there may be heartbeats of replicas whose waiters have left, but no pause.
-      is_short = is_short and early == 0 and lasting + acquires > 0 and options < 8 and not call('ZSCORE', key, '!')
+      is_short = is_short and early == 0 and lasting + acquires > 0 and not call('ZSCORE', key, '!')
     end
   end
   if not lease_end_text and (renews + adopts + claim_count > 0 or is_short and acquires > 0) then
@@ -86,7 +87,7 @@ for i = 1, ledger_count do
       has_paced, dues_count = true, dues_count + 1
     end
   end
-  arg, record = first + renews + adopts + acquires, waits + acquires
+  arg, record = first + renews + adopts + acquires, waits_at + acquires
 end
 if not is_long and refund_count + claim_count == 0 then
   return replies

@@ -26,15 +26,16 @@ end
 -- `promote`: grants free slots to waiters. A waiter whose replica is not reachable is passed over: it keeps its place, and a later
 -- waiter gets the slot. A waiter that needs more units than are free blocks the queue behind it, because it would otherwise
 -- starve. A permit heavier than the limit, which was lowered in the meantime, enters alone, once the ramp after a pause is over.
--- Returns the replica's own waiters that were granted a slot.
+-- Behind MAX_PASSED unreachable waiters nobody is served until these are dead. Returns the replica's own waiters that were granted a
+-- slot.
 local function promote(ledger)
   local key, fair, limit, in_use, waiting, passed = ledger.key, ledger.fair, ledger.limit, ledger.in_use, ledger.waiting, 0
   local granted, dead, skipped, promoted, until_text = {}, nil, nil, {}, text_of(promoted_end_ms)
-  local contacts, gone, served = nil, fair and {}, fair and {} -- texts that leave the lines, and who was served by them
+  local contacts, gone, served = nil, fair and {}, fair and {} -- texts that leave the lines; waiters, granted or dead, of which the set does not know yet
   local waiters, at = nil, 0
   -- The waiters of a fair ledger are served in the order of shares, until nobody is left in the lines; then the queue is passed
-  -- once more in order of arrival. It is served in that order alone if some waiters stand in no line, since it was lost, or
-  -- their replica is older.
+  -- once more in order of arrival. It is served in that order alone if the lines have fewer entries, since they were lost, or a
+  -- replica is older.
   local in_lines = fair and redis.call('ZCARD', fair.lines) >= waiting
   while in_use < limit and passed < waiting and passed < MAX_PASSED do
     local id, text = nil, nil
@@ -66,7 +67,7 @@ local function promote(ledger)
       local weight = 1
       if string.byte(id, WEIGHT_AT) ~= LIGHT then
         weight = digit_at(id, WEIGHT_AT)
-        if in_use + (in_use > 0 and weight or math.min(weight, ledger.most)) > limit then
+        if in_use + (in_use > 0 and weight or math.min(weight, ledger.whole)) > limit then
           ledger.blocked = true
           break
         end
@@ -102,7 +103,7 @@ local function promote(ledger)
     if owner ~= replica then
       local wake = text_of(now_us) .. ' ' .. until_text .. ' ' .. table.concat(names) .. ' ' .. key
       -- By pcall: an ACL may forbid it, and then waiters learn of their slots when they poll.
-      redis.pcall('PUBLISH', wake_channel .. owner, wake)
+      redis.pcall('PUBLISH', wake_prefix .. owner, wake)
     end
   end
   ledger.promoted, ledger.in_use, ledger.waiting, ledger.passed = in_use - ledger.in_use, in_use, waiting, passed
@@ -111,7 +112,7 @@ end
 
 -- All steps after `release`. If the exchange has no claims, the steps after the claims follow directly. `lasting`: holders whose lease
 -- lasts beyond this second; `early`: all other holders, and waiters.
-local function run(ledger, lasting, early, size, removed, first, renews, adopts, acquires, waits)
+local function run(ledger, lasting, early, size, removed, first, renews, adopts, acquires, waits_at)
   local key, fair, heavy, reply = ledger.key, ledger.fair, ledger.heavy, ledger.reply
   local in_use, waiting, places, own = lasting, 0, nil, nil
   -- The queue comes first in the set, then the holders, nearest deadline first.
@@ -162,7 +163,7 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
   if acquires > 0 then
     first = first + extends
     for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + acquires - 1))) do
-      local id, wait = ARGV[first + i - 1], string.sub(packed, waits + i - 1, waits + i - 1)
+      local id, wait = ARGV[first + i - 1], string.sub(packed, waits_at + i - 1, waits_at + i - 1)
       local payer = fair and DUES_HEAD + PAYER_BYTES * (i - 1) + 1
       local standing = score and math.floor(score) or admit(ledger, id, wait == '1', payer)
       reply[#reply + 1] = standing
@@ -180,7 +181,7 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
   end
   reply[#reply + 1] = listed
   if pace_generation then
-    reply[#reply + 1], reply[#reply + 2] = ledger.most, pace_generation
+    reply[#reply + 1], reply[#reply + 2] = ledger.whole, pace_generation
   end
   if claim_count > 0 then
     enter(ledger)
@@ -196,14 +197,15 @@ local ledgers = {} -- for the claims; false for a failed ledger
 local dues = arg -- the dues of the next fair ledger
 arg, record = 2, first_record
 for i = 1, ledger_count do
-  local limit, max_waiters, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
+  local limit, max_waiters, options, releases, renews, adopts, acquires, waits_at = struct.unpack(RECORD, packed, record)
   ledgers[i] = false
   local is_fair, owes, is_paced = options % 128 >= 64, options % 256 >= 128, options > 1023 and options % 2048 > 1023
   local has_text = owes or is_fair and acquires > 0
   if not replies[i + 2] then
     local ledger = { -- with room for what is added: the pause, the head and the next ticket
-      key = KEYS[i], limit = limit, most = limit, max_waiters = max_waiters, -- `limit`: without what a pause takes
-      options = options, waits = options % 4, reuse = 0, heavy = false, pause = 0, fair = nil, owes = owes,
+      key = KEYS[i], limit = limit, whole = limit, max_waiters = max_waiters, -- `limit`: what a pause and its ramp leave of `whole`
+      options = options, presence = options % 4, -- 1 if the replica has waiters here, 3 if besides it subscribes
+      reuse = 0, heavy = false, pause = 0, fair = nil, owes = owes,
       in_use = 0, waiting = 0, promoted = 0, passed = 0, entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }
     if options > 3 then
@@ -216,17 +218,17 @@ for i = 1, ledger_count do
     if is_fair then
       ledger.fair = { -- preallocated
         lines = KEYS[i] .. LINES, shares = KEYS[i] .. SHARES, text = has_text and ARGV[dues],
-        scores = {}, changed = {}, forgets = nil, entering = nil, began = nil, time = nil, waiting = {}, line_of = nil,
-        rank = 0, all = false, bound = -1, bound_name = '', tenant = nil, place = nil,
+        scores = {}, changed = {}, forgets = nil, entering = nil, began = nil, time = nil, names = {}, line_of = nil,
+        rank = 0, all = false, bound = -1, bound_name = '', tenant = nil, turn = nil,
       }
     end
     local ok, result = pcall(run, ledger, counts[4 * i - 3], counts[4 * i - 2], counts[4 * i - 1], counts[4 * i],
-      arg + releases, renews, adopts, acquires, waits)
+      arg + releases, renews, adopts, acquires, waits_at)
     replies[i + 2], ledgers[i] = outcome(ok, result), ok and claim_count > 0 and ledger
   end
   dues = has_text and dues + 1 or dues
   dues = is_paced and dues + 1 or dues
-  arg, record = arg + releases + renews + adopts + acquires, waits + acquires
+  arg, record = arg + releases + renews + adopts + acquires, waits_at + acquires
 end
 if refund_count + claim_count == 0 then
   return replies

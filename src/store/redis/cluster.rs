@@ -108,6 +108,7 @@ impl Cluster {
         let infos = clients.iter().map(|client| client.get_connection_info());
         let seeds = infos.filter_map(|info| node_of(info.addr())).collect();
         let info = socket::prepared(clients[0].get_connection_info().clone());
+        socket::check_login(&info)?;
         let nodes = Arc::new(Nodes {
             info,
             seeds,

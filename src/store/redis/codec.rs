@@ -1,7 +1,7 @@
 //! Exchanges, replies and wake-ups on the wire: encodes an [`Exchange`] as the script's keys and arguments, and decodes
 //! the script's reply as a [`Reply`]. The encoder and decoder of each element are neighbours.
 //!
-//! `ledger/script/header.lua` describes the format, and `ledger/script/mod.rs` has its counts and codes, except a
+//! `ledger/script/header.lua` describes the format, and `ledger/layout.rs` has its counts and codes, except a
 //! ledger's options and the few constants below. `ledger/tests/twins.rs` tests both directions against the script in a
 //! real server, and `fuzzing.rs` against arbitrary replies.
 

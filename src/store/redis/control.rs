@@ -306,20 +306,21 @@ impl fmt::Debug for ControlConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{redis_server::RedisServer, store::StoreErrorKind};
-
-    const PATIENCE: Duration = Duration::from_secs(2);
+    use crate::{
+        redis_server::{GUARD, RedisServer},
+        store::StoreErrorKind,
+    };
 
     fn control(
         server: &RedisServer,
         capacity: usize,
     ) -> (ControlConnection, mpsc::Receiver<Vec<u8>>) {
         let target = StoreTarget::open(&server.url()).expect("a URL");
-        ControlConnection::with_inbox(&target, PATIENCE, capacity, 8)
+        ControlConnection::with_inbox(&target, GUARD, capacity, 8)
     }
 
     async fn next(received: &mut mpsc::Receiver<Vec<u8>>) -> Vec<u8> {
-        let message = timeout(PATIENCE, received.recv()).await;
+        let message = timeout(GUARD, received.recv()).await;
         message.expect("in time").expect("an inbox")
     }
 
@@ -364,7 +365,7 @@ mod tests {
         let (control, mut received) = control(&server, 2);
         control.subscribe("turnstile:control:0").await.unwrap();
         server.restart();
-        timeout(PATIENCE, control.ended())
+        timeout(GUARD, control.ended())
             .await
             .expect("its end is noticed");
         assert!(!control.is_connected());
@@ -397,7 +398,8 @@ mod tests {
         let server = RedisServer::start();
         let target = StoreTarget::open(&server.url()).expect("a URL");
         let control = ControlConnection::new(&target, Duration::from_millis(100));
-        control.run::<()>(&cmd("PING")).await.unwrap();
+        let connects = async { while control.run::<()>(&cmd("PING")).await.is_err() {} };
+        timeout(GUARD, connects).await.expect("it answers");
         server.pause();
         let error = control.run::<()>(&cmd("PING")).await.unwrap_err();
         assert!(error.is_outage());

@@ -111,11 +111,21 @@ fn server_words(error: &RedisError) -> String {
             first.details().map(str::to_owned),
         ),
         _ => (
-            error.code().map(str::to_owned),
+            (error.detail().and_then(code_of_select).or(error.code())).map(str::to_owned),
             error.detail().map(str::to_owned),
         ),
     };
     format!("{} {}", code.unwrap_or_default(), text.unwrap_or_default())
+}
+
+/// The code of a server that refuses `SELECT`, of whose words the `redis` crate passes on all but the code. A busy server
+/// permits `HELLO`, so `SELECT` is the first command that it refuses.
+fn code_of_select(text: &str) -> Option<&'static str> {
+    // The text of a missing permission contains the user's name, but does not begin with it.
+    if text.starts_with("Redis is busy ") || text.starts_with("Valkey is busy ") {
+        return Some("BUSY");
+    }
+    text.contains(" no permissions ").then_some("NOPERM")
 }
 
 /// The crate's own words. The details and the text of a source may come from the server.
@@ -291,6 +301,31 @@ mod tests {
             let message = store_error(&error).message;
             assert!(!message.to_lowercase().contains("canary"), "{message}");
             assert!(message.len() > 8, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_refused_database_is_told_by_the_text_alone() {
+        for (text, kind) in [
+            ("Redis is busy running a script.", StoreErrorKind::Outage),
+            ("Valkey is busy running a script.", StoreErrorKind::Outage),
+            (
+                "this user has no permissions to run the 'select' command or its subcommand",
+                StoreErrorKind::Permission,
+            ),
+            (
+                "User Redis is busy has no permissions to run the 'select' command",
+                StoreErrorKind::Permission,
+            ),
+            ("DB index is out of range", StoreErrorKind::Misconfigured),
+            (
+                "unknown command 'SELECT', with args beginning with: 'Redis is busy '",
+                StoreErrorKind::Misconfigured,
+            ),
+        ] {
+            let refused = ErrorKind::Server(ServerErrorKind::ResponseError);
+            let error = RedisError::from((refused, "it refuses", text.to_owned()));
+            assert_eq!(store_error(&error).kind, kind, "{text}");
         }
     }
 

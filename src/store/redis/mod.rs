@@ -2,7 +2,7 @@
 //!
 //! One connection carries a process's exchanges and its wake-ups. The connection speaks RESP3, and subscribes to the
 //! process's own channel and to the channel of all replicas before its first exchange. After an error the connection is
-//! dropped; the next exchange reconnects, to whichever server the name resolves to by then. Connections do not
+//! dropped; the next hello reconnects, to whichever server the name resolves to by then. Connections do not
 //! subscribe for a while after two of them have ended within a minute: see `subscription.rs`.
 //!
 //! In a cluster each part has its own store: see `cluster.rs`.

@@ -260,6 +260,7 @@ impl Sentinels {
             return Err("the store's URL names more than 16 sentinels");
         }
         let server = read(&format!("{scheme}://{user}@server/{db}{fragment}"))?;
+        socket::check_login(&server)?;
         let login = login(parameters)?;
         let sentinels = hosts.split(',').map(|host| {
             let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
@@ -269,6 +270,7 @@ impl Sentinels {
                 format!("{scheme}://{host}:{DEFAULT_PORT}{fragment}")
             };
             let info = read(&address)?.set_redis_settings(login.clone());
+            socket::check_login(&info)?;
             Client::open(socket::prepared(info)).map_err(|_| UNREADABLE)
         });
         Ok(Self {

@@ -182,6 +182,13 @@ fn script_of(exchange: &Exchange, by_text: bool) -> (&'static str, &'static str)
     }
 }
 
+/// Takes a connection out of use, if there is one. Exchanges in flight may keep it open until after the next one is made,
+/// and its end would be taken for that of the next one.
+fn leave(link: Option<SessionLink>) -> bool {
+    link.inspect(|link| link.state.in_use.store(false, Relaxed))
+        .is_some()
+}
+
 /// Exchanges.
 impl Exchanger {
     /// Runs an exchange, in a cluster at its key's node.
@@ -292,9 +299,9 @@ impl Exchanger {
         let link = self.dialer.connect(|client| self.open(client, subscribes));
         let link = link.await;
         let link = link.map_err(|error| store_error(&error).at(&self.dialer.address()))?;
-        self.use_from_now(&link);
         let old = locked(&self.current).replace(link.clone());
-        drop(old);
+        leave(old);
+        self.use_from_now(&link);
         Ok(link)
     }
 
@@ -302,12 +309,12 @@ impl Exchanger {
     fn forget(&self, link: &SessionLink) -> bool {
         let is_it = |current: &mut SessionLink| Arc::ptr_eq(&current.state, &link.state);
         let old = locked(&self.current).take_if(is_it);
-        old.is_some()
+        leave(old)
     }
 
     fn disconnect(&self) {
         let old = locked(&self.current).take();
-        drop(old);
+        leave(old);
         self.dialer.disconnect();
     }
 
@@ -529,6 +536,27 @@ mod tests {
         assert!(matches!(event, Poll::Ready(Event::Disconnected)));
         link.end(&session.exchanger.events);
         assert!(session.poll_event(&mut cx).is_pending());
+    }
+
+    /// As if an exchange in flight had kept it open.
+    #[tokio::test]
+    async fn the_end_of_a_connection_that_was_left_is_not_reported() {
+        let server = RedisServer::start();
+        let target = StoreTarget::open(&server.url()).unwrap();
+        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
+            .session(crate::part::Part::default());
+        let leave: [fn(&mut RedisSession, &SessionLink); 2] = [
+            |session, link| assert!(session.exchanger.forget(link)),
+            |session, _| session.disconnect(),
+        ];
+        for leave in leave {
+            let hello = session.exchange(exchange(Vec::new()));
+            assert!(drive(&mut session, hello).await.is_ok());
+            let link = session.exchanger.current().unwrap();
+            leave(&mut session, &link);
+            link.state.end(&session.exchanger.events);
+            assert!(session.exchanger.events.next().is_none());
+        }
     }
 
     /// For example, a connection to a replaced primary, which loses the race against the connection to the new one.

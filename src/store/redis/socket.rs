@@ -35,6 +35,15 @@ pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
         .set_tcp_settings(tcp.set_nodelay(true).set_keepalive(keep_alive()))
 }
 
+/// Refuses a user without a password, whom the `redis` crate would ignore: it would connect as the default user.
+pub(super) fn check_login(info: &ConnectionInfo) -> Result<(), &'static str> {
+    let login = info.redis_settings();
+    if login.username().is_some() && login.password().is_none() {
+        return Err("the store's URL has a user and no password (alone it is `:password@host`)");
+    }
+    Ok(())
+}
+
 /// These settings, for the server at this host and port.
 pub(super) fn at(info: &ConnectionInfo, server: (String, u16)) -> ConnectionInfo {
     let mut address = info.addr().clone();

@@ -62,7 +62,10 @@ impl StoreTarget {
             }
             ("redis", "" | "unix") | ("unix" | "rediss", "") => {
                 let client = Client::open(url).map_err(|_| "the store's URL cannot be read");
-                client.map(|client| Self::from(client).0)
+                client.and_then(|client| {
+                    socket::check_login(client.get_connection_info())?;
+                    Ok(Self::from(client).0)
+                })
             }
             ("redis" | "rediss", "sentinel") => Sentinels::open(scheme, rest)
                 .map(|sentinels| Location::Sentinel(Arc::new(sentinels))),

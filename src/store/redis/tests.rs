@@ -274,15 +274,15 @@ async fn a_key_outlives_the_longest_lease_in_it_and_no_longer() {
     one.lease_ms = 600_000;
     one.run(acquire(1)).await;
     let long = 2 * 600_000 + HEARTBEAT_MS;
-    assert!((long - 1_000..=2 * long).contains(&ttl_ms()));
-    other.lease_ms = 1_000;
+    assert!((long - 30_000..=2 * long).contains(&ttl_ms()));
+    other.lease_ms = 60_000;
     other.run(acquire(1)).await;
-    assert!((long - 1_000..=2 * long).contains(&ttl_ms()));
+    assert!((long - 30_000..=2 * long).contains(&ttl_ms()));
 
     server.cli(&["PERSIST", KEY]);
     other.run(renew(1)).await;
-    let short = 2 * 1_000 + HEARTBEAT_MS;
-    assert!((short - 1_000..=2 * short).contains(&ttl_ms()));
+    let short = 2 * 60_000 + HEARTBEAT_MS;
+    assert!((short - 30_000..=2 * short).contains(&ttl_ms()));
 }
 
 #[tokio::test]
@@ -724,6 +724,7 @@ async fn where_publish_is_forbidden_the_queue_still_moves() {
 async fn a_missing_permission_is_reported_as_such() {
     let server = RedisServer::start();
     for missing in [
+        "-select",
         "-subscribe",
         "resetchannels",
         "-evalsha",
@@ -732,7 +733,7 @@ async fn a_missing_permission_is_reported_as_such() {
         "-zadd",
         "resetkeys",
     ] {
-        let url = user(&server, &[missing]);
+        let url = user(&server, &["+select", missing]) + "/1";
         server.cli(&["SCRIPT", "FLUSH"]);
         let replica = Replica::at(&url, 1);
         let by_text = replica.exchange(vec![acquire(1)]).await;
@@ -844,6 +845,12 @@ fn a_url_is_checked_and_not_repeated() {
         "redis://user:canary@host:port",
         "redis://user:canary@host/canary",
         "redis://user:canary@host?protocol=canary",
+        "redis://canary@host",
+        "valkey://canary:@host/1",
+        "unix:///a.sock?user=canary",
+        "redis+sentinel://canary@host/main",
+        "redis+sentinel://host/main?sentinel_username=canary",
+        "redis+cluster://canary@host",
     ] {
         let error = StoreTarget::open(url).map(drop).unwrap_err();
         assert_eq!(error.kind(), crate::ConfigErrorKind::Url);
@@ -853,6 +860,8 @@ fn a_url_is_checked_and_not_repeated() {
         "redis://host",
         "valkey://:secret@host:1/2",
         "unix:///a.sock",
+        "unix:///a.sock?pass=secret",
+        "redis+sentinel://host/main?sentinel_password=secret",
     ] {
         assert!(StoreTarget::open(url).is_ok(), "{url}");
     }
@@ -924,7 +933,7 @@ impl Replica {
 
 /// G8: a subscribed connection cannot receive a reply of some length, but others can.
 #[tokio::test]
-async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
+async fn a_buffer_too_small_for_subscribers_is_warned_of_once() {
     log();
     let server = RedisServer::start();
     let (one, mut other) = (Replica::of(&server, 1), Replica::of(&server, 2));

@@ -265,8 +265,8 @@ impl Entry {
         })
     }
 
-    /// Ticket of the place in which the request was granted a slot. If that slot is lost, the request asks for this place. Of a
-    /// waiter that was given up before its answer: of its place.
+    /// Ticket of the place in which the request was granted a slot. If that slot is lost before a permit has it, also in an outage,
+    /// the request asks for this place. Of a waiter that was given up before its answer: of its place.
     pub fn ticket(&self) -> Option<NonZero<i64>> {
         self.rest.as_ref()?.ticket
     }
@@ -357,7 +357,7 @@ impl Entry {
     }
 
     /// Whether it is on its way to the store. A request for several slots is sent by the core, which marks it then.
-    pub fn asks_store(&self) -> bool {
+    pub fn is_on_its_way(&self) -> bool {
         match self.state {
             State::Idle => self.is_alone(),
             State::Sent { .. } => true,

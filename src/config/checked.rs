@@ -1,4 +1,4 @@
-//! A configuration with all its values checked.
+//! What the parts of a configuration become together, with all their values checked: limits, callers' values, routes.
 //!
 //! Tests: `tests/config/faults.rs`, `cuts.rs`.
 
