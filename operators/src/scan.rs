@@ -182,9 +182,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::redis_server::RedisServer;
-
-    const PATIENCE: Duration = Duration::from_secs(2);
+    use crate::redis_server::{GUARD, RedisServer};
 
     #[tokio::test]
     async fn a_scan_that_is_cut_is_not_whole() {
@@ -192,8 +190,9 @@ mod tests {
         let fill = "for i = 1, 5000 do redis.call('SET', 'filler:' .. i, '') end";
         server.cli(&["EVAL", fill, "0"]);
         let target = StoreTarget::open(&server.url()).expect("a URL");
-        let (names, _) = Names::of_service("turnstile", PATIENCE, &target).expect("in range");
-        let scanner = Scanner::new(target, PATIENCE);
+        let (names, _) =
+            Names::of_service("turnstile", Duration::from_secs(1), &target).expect("in range");
+        let scanner = Scanner::new(target, GUARD);
         for (pages, is_whole) in [(1, false), (MAX_HOLDER_PAGES, true)] {
             let holders = scanner.parts[0].holders(&names, pages).await;
             let holders = holders.expect("it is up");
@@ -207,10 +206,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let target = StoreTarget::open(&url).expect("a URL");
-        let (names, _) = Names::of_service("turnstile", PATIENCE, &target).expect("in range");
+        let (names, _) =
+            Names::of_service("turnstile", Duration::from_secs(1), &target).expect("in range");
         let parts = (0..16).map(|_| ScannedPart {
             target: target.clone(),
-            control: ControlConnection::new(&target, PATIENCE),
+            control: ControlConnection::new(&target, GUARD),
         });
         let scanner = Scanner {
             parts: parts.collect(),

@@ -1,5 +1,5 @@
 //! No test judges by the machine's slowness: outside modules called `timed` and paused time, an assertion puts no bound on an
-//! elapsed time but the guard against hanging.
+//! elapsed time but the guard against hanging, and no connection of `redis` has a bound of its own.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 };
 
 use syn::{
-    Attribute, ItemFn, ItemMod, Macro,
+    Attribute, ExprMethodCall, ItemFn, ItemMod, Macro,
     visit::{self, Visit},
 };
 
@@ -34,6 +34,14 @@ impl<'a> Visit<'a> for Verdicts {
         if !item.attrs.iter().any(is_paused) {
             visit::visit_item_fn(self, item);
         }
+    }
+
+    /// This one waits for half a second for an answer: `get_multiplexed_async_connection_with_config`.
+    fn visit_expr_method_call(&mut self, call: &'a ExprMethodCall) {
+        if call.method == "get_multiplexed_async_connection" {
+            self.0.push(call.method.to_string());
+        }
+        visit::visit_expr_method_call(self, call);
     }
 
     fn visit_macro(&mut self, item: &'a Macro) {
@@ -110,4 +118,6 @@ fn the_reader_sees_bounds() {
     assert_eq!(seen(&format!("{paused} async fn a() {{ {assertion} }}")), 0);
     assert_eq!(seen("fn a() { assert!(began.elapsed() < GUARD); }"), 0);
     assert_eq!(seen("fn a() { assert!(ok && took < POLL); }"), 1);
+    let connects = "fn a() { client.get_multiplexed_async_connection().await.unwrap(); }";
+    assert_eq!(seen(connects), 1);
 }

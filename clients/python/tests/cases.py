@@ -129,14 +129,14 @@ class Pinging(slot):
 
 def slow_heartbeats():
     """The server's heartbeats are further apart than `silence`."""
-    waiter = slot("gpu", key="beta", wait=600, silence=3)
+    waiter = slot("gpu", key="beta", wait=600, silence=5)
 
     def waits():
         with waiter:
             pass
 
     waiting = threading.Thread(target=waits)
-    with Pinging("gpu", key="beta", silence=3, client_timeout=600) as holder:
+    with Pinging("gpu", key="beta", silence=5, client_timeout=600) as holder:
         waiting.start()
         for _ in range(2):
             assert holder.pings.acquire(timeout=60), "no heartbeat"

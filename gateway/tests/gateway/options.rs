@@ -4,7 +4,7 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use crate::support::replica::{command, run_to_end};
+use crate::support::replica::run_to_end;
 
 #[test]
 fn bad_options_are_refused_in_one_line() {
@@ -130,11 +130,4 @@ fn bad_options_are_refused_in_one_line() {
         assert!(errors.contains(named), "{options:?}: {errors}");
         assert!(!errors.contains("canary"), "{errors}");
     }
-}
-
-#[test]
-fn help_names_the_bound_of_long_prompts() {
-    let output = command("turnstile-gateway", &["--help"]).output();
-    let help = String::from_utf8(output.expect("it runs").stdout).expect("text");
-    assert!(help.contains("--max-request"), "{help}");
 }

@@ -56,7 +56,7 @@ impl Stage {
         stage
     }
 
-    /// Puts another gateway in the first one's place, whose slots are free soon after it is killed or stands still.
+    /// Puts another gateway in the first one's place, whose slots are free soon after it stands still.
     pub(crate) async fn shorten_first_lease(&mut self) {
         self.write(&changed(&self.policy, STORE, r#"lease = "2s""#));
         let upstream = format!("http://{}", self.upstream.address());

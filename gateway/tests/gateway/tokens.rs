@@ -17,13 +17,13 @@ use crate::{
 };
 
 /// Time that a token takes to drain: none drains during a test.
-const SPACING_US: u64 = 172_800;
+const SPACING_US: u64 = 5_356_800;
 
 pub(crate) fn slow(policy: String) -> String {
     changed(
         &policy,
         "rate = 60_000\nper = \"1m\"",
-        "rate = 500_000\nper = \"24h\"",
+        "rate = 500_000\nper = \"744h\"",
     )
 }
 
@@ -105,7 +105,7 @@ impl Stage {
         while self.tokens() != tokens {
             let found = self.contents();
             assert!(began.elapsed() < GUARD, "{what}: not {tokens}: {found:?}");
-            sleep(Duration::from_millis(2)).await;
+            sleep(Duration::from_millis(20)).await;
         }
     }
 }
@@ -323,9 +323,11 @@ fn a_prompt_longer_than_the_burst_is_debt_at_once() {
 #[test]
 fn an_upstream_that_does_not_answer_costs_nothing() {
     alone(async {
-        let stage = Stage::with(&["--head-timeout", "200ms"], slow).await;
+        let stage = Stage::with(&["--head-timeout", "1s"], slow).await;
         let unreachable = stage.replica("http://127.0.0.1:1", &[]).await;
-        for (replica, status) in [(&unreachable, 502), (&stage.replicas[0], 504)] {
+        // More than the five slots of a key.
+        let failures = [(&unreachable, 502); 8];
+        for (replica, status) in failures.into_iter().chain([(&stage.replicas[0], 504)]) {
             let request = request(
                 "/v1/chat/completions",
                 "silent",
@@ -337,6 +339,7 @@ fn an_upstream_that_does_not_answer_costs_nothing() {
             stage.until_held(0).await;
             stage.until_tokens(0, "nothing").await;
         }
+        stage.upstream.until_calls(0).await;
     });
 }
 

@@ -18,6 +18,8 @@ use crate::support::{queue::wait_in_line, redis_server::RedisServer, soon};
 pub(crate) const CHAT: Limit = Limit::concurrent("chat", 2).wait_up_to(Duration::from_secs(600));
 pub(crate) const HOST: &str = "127.0.0.1:3000";
 pub(crate) const HOUR_MS: u64 = 3_600_000;
+/// Replicas answer 20 questions per second.
+pub(crate) const QUESTIONS: Duration = Duration::from_millis(350);
 
 /// A service with one process or several, and a page.
 pub(crate) struct Scene {
@@ -122,7 +124,7 @@ pub(crate) async fn json_of(response: Response<Body>) -> (StatusCode, Value) {
 }
 
 /// Whether all replicas have answered.
-fn is_whole(body: &Value) -> bool {
+pub(crate) fn is_whole(body: &Value) -> bool {
     let is_empty = |list: &Value| list.as_array().is_none_or(Vec::is_empty);
     let mut lists = body.as_object().expect("an object").values();
     lists.all(|list| is_empty(&list["missing"]) && is_empty(&list["busy"]))
@@ -153,9 +155,47 @@ impl Scene {
     /// Makes a change that must succeed.
     pub(crate) async fn changed(&self, order: Value) {
         let (status, body) = self.change(&order).await;
+        if status == StatusCode::ACCEPTED {
+            return self.until_confirmed().await;
+        }
         let replicas = self.limiters.len();
         let done = json!({"outcome": "done", "replicas": replicas});
         assert_eq!((status, body), (StatusCode::OK, done), "{order}");
+    }
+
+    /// Waits until all replicas have the last change: after a stall of the machine they may be late.
+    async fn until_confirmed(&self) {
+        let change = &self.get("/api/changes").await["rows"][0]["id"];
+        soon(async {
+            loop {
+                let status = self.get("/api/status").await;
+                let rows = status["replicas"]["rows"].as_array().expect("a list");
+                let have_it = rows.iter().all(|row| row["token"] == *change);
+                if have_it && rows.len() == self.limiters.len() {
+                    return;
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+    }
+
+    /// The answer to a change that is made again while replicas are late, as after a stall of the machine.
+    pub(crate) async fn change_while(
+        &self,
+        is_late: impl Fn(&Value) -> bool,
+        order: &Value,
+    ) -> (StatusCode, Value) {
+        soon(async {
+            loop {
+                let (status, body) = self.change(order).await;
+                if !is_late(&body) {
+                    return (status, body);
+                }
+                sleep(QUESTIONS).await;
+            }
+        })
+        .await
     }
 
     pub(crate) async fn max(&self, key: &str) -> u32 {

@@ -11,8 +11,8 @@ use tower_turnstile_operate::{Answers, KeyDigest, Operator, PermitRow, ReplicaRo
 
 use crate::{
     scene::{
-        CHAT, GUARD, HOUR, Patient, again_while, await_replicas, builder, replica, replicas, soon,
-        steady, strangers, until,
+        CHAT, GUARD, HOUR, Patient, again_while, await_replicas, builder, connection, replica,
+        replicas, soon, steady, strangers, until,
     },
     support::{log::log, queue::wait_in_line, redis_server::RedisServer},
 };
@@ -210,8 +210,7 @@ async fn a_flood_of_messages_touches_no_request() {
     await_replicas(&operator, 2).await;
     let one = Limit::concurrent("one", 1).wait_up_to(HOUR);
     let semaphores = [0, 1].map(|number: usize| limiters[number].semaphore(&one, "acme").unwrap());
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut flood = client.get_multiplexed_async_connection().await.unwrap();
+    let mut flood = connection(&server.url()).await;
     let until_ms = later_ms(&server);
     let flooding = tokio::spawn(async move {
         for round in 0..100 {
@@ -232,6 +231,7 @@ async fn a_flood_of_messages_touches_no_request() {
         held = soon(next).await.unwrap();
         handoffs += 1;
     }
+    flooding.await.unwrap();
     assert!(handoffs > 0);
     drop(held);
     await_replicas(&operator, 2).await;
@@ -326,7 +326,7 @@ async fn five_hundred_answers_at_once() {
 
     let server = RedisServer::start();
     let client = redis::Client::open(server.url()).unwrap();
-    let mut publisher = client.get_multiplexed_async_connection().await.unwrap();
+    let mut publisher = connection(&server.url()).await;
     let mut roster = redis::pipe();
     for number in 0..REPLICAS {
         let mut add = redis::cmd("ZADD");

@@ -18,7 +18,7 @@ use tower_turnstile::{Fallback, Limit, Limiter};
 use tower_turnstile_operate::{KeyDigest, Operator};
 
 use crate::{
-    scene::{Patient, await_replicas, builder, soon, until},
+    scene::{Patient, await_replicas, builder, connection, soon, until},
     support::redis_server::RedisServer,
 };
 
@@ -54,10 +54,9 @@ struct Foe {
 
 impl Foe {
     async fn new(server: &RedisServer, namespace: &str, seed: u64) -> Self {
-        let client = redis::Client::open(server.url()).unwrap();
         let rate = KeyDigest::of("rate", "acme").to_string();
         Self {
-            connection: client.get_multiplexed_async_connection().await.unwrap(),
+            connection: connection(&server.url()).await,
             rng: Rng::with_seed(seed),
             roster: format!("{namespace}:{{{namespace}:control}}:roster"),
             names: [

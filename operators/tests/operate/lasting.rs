@@ -170,7 +170,7 @@ fn an_override_holds_across_a_failover() {
         // They need not wait for long for a server that stands still.
         let builder = |label| builder(label).store_timeout(Duration::from_millis(500));
         let limiter = builder("web").connect(&watched.url()).await.unwrap();
-        let operator = Patient(Operator::connect(&watched.url()).await.unwrap());
+        let operator = Patient::connect(&watched.url()).await;
         await_replicas(&operator, 1).await;
         let semaphore = acme(&limiter);
         set(&operator, 5, HOUR, 1).await;

@@ -19,8 +19,8 @@ use tower_turnstile_operate::{
 
 use crate::{
     scene::{
-        CHAT, HOUR, Orders as _, Patient, again_while, await_replicas, builder, replica, replicas,
-        soon,
+        CHAT, HOUR, Orders as _, Patient, again_while, await_replicas, builder, connection,
+        replica, replicas, soon,
     },
     support::{queue::wait_in_line, redis_server::RedisServer},
 };
@@ -393,7 +393,7 @@ async fn an_order_does_not_count_twice() {
     );
     let text = std::str::from_utf8(order).unwrap();
     assert!(text.contains("revoke"), "{text}");
-    let mut publisher = client.get_multiplexed_async_connection().await.unwrap();
+    let mut publisher = connection(&server.url()).await;
     let replay = async |message: &str, publisher: &mut redis::aio::MultiplexedConnection| {
         let mut publish = redis::cmd("PUBLISH");
         let publish = publish.arg(&channel).arg(message);

@@ -8,7 +8,7 @@ use tower_turnstile_operate::{By, KeyDigest, Outcome, Target, What};
 use crate::{
     lost_data::seen_all,
     resuming::resumed,
-    scene::{CHAT, Orders as _, Patient, await_replicas, builder},
+    scene::{CHAT, Orders as _, Patient, await_replicas, builder, connection},
     support::redis_server::RedisServer,
 };
 
@@ -95,8 +95,7 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
         ("operator", vec!["EVAL", "return 1", "0"]),
         ("operator", vec!["PUBLISH", "turnstile:wake:x", "x"]),
     ] {
-        let client = redis::Client::open(url(user)).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut connection = connection(&url(user)).await;
         let mut command = redis::cmd(forbidden[0]);
         let command = command.arg(&forbidden[1..]);
         let outcome: RedisResult<redis::Value> = command.query_async(&mut connection).await;

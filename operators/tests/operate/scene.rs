@@ -5,6 +5,7 @@ use std::{convert::Infallible, ops::Deref, thread, time::Duration};
 use futures_util::future::{BoxFuture, FutureExt};
 use http::{Request, Response};
 use http_body_util::Full;
+use redis::{AsyncConnectionConfig, aio::MultiplexedConnection};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     net::TcpStream,
@@ -60,6 +61,16 @@ pub(crate) async fn replicas(server: &RedisServer, count: usize) -> (Vec<Limiter
     let operator = Patient::connect(&server.url()).await;
     await_replicas(&operator, count).await;
     (replicas, operator)
+}
+
+/// A connection without the bounds of `redis`: half a second for an answer, and one to connect.
+pub(crate) async fn connection(url: &str) -> MultiplexedConnection {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(GUARD))
+        .set_response_timeout(Some(GUARD));
+    let client = redis::Client::open(url).expect("a URL");
+    let connection = client.get_multiplexed_async_connection_with_config(&config);
+    connection.await.expect("it is up")
 }
 
 /// All commands that a server has received since.

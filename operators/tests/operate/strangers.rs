@@ -128,10 +128,9 @@ async fn is_said(scheme: &str, number: usize, port: u16, kind: Kind, cause: &str
     let port = proxy.port();
     let url = &*format!("{scheme}://canary-user:canary-password@127.0.0.1:{port}");
     let patience = match (kind, scheme) {
-        (Kind::Refused | Kind::End, _) => Duration::from_secs(9),
         (Kind::Silence, "redis") => Duration::from_millis(300),
         // With time to load the system's certificate authorities, which is slow in a test build.
-        (Kind::Silence, _) => Duration::from_millis(1_200),
+        _ => Duration::from_secs(9),
     };
     let mut log_from = log().text().len();
     let builder = || {

@@ -74,7 +74,7 @@ fn a_server_that_ends_tells_holders_and_refuses_all_others() {
         scene.serve.ask_to_end();
         let draining = ("draining".to_owned(), json!({"grace": 86_400.0}));
         assert_eq!(holder.event().await, draining);
-        let (event, data) = waiter.event().await;
+        let (event, data) = waiter.outcome().await;
         assert_eq!((&*event, &data["kind"]), ("refused", &"shut_down".into()));
         let newcomer = scene.post("/slots/gpu", "key=gamma").await;
         assert_eq!(newcomer.status, 503);
@@ -136,7 +136,7 @@ fn a_hang_up_without_a_file_is_like_any_other_signal() {
         let mut serve = Replica::launch(turnstile(&arguments)).await;
         let stream = TcpStream::connect(serve.address()).await.unwrap();
         let mut holder = send(stream, "/slots/gpu", "", "").await;
-        assert_eq!(holder.event().await.0, "granted");
+        assert_eq!(holder.outcome().await.0, "granted");
         serve.hang_up();
         assert_eq!(holder.event().await.0, "draining");
         drop(holder);
@@ -191,18 +191,26 @@ mod timed {
     fn a_client_that_pings_keeps_its_slot() {
         alone(async {
             let scene = Scene::new(&[]).await;
-            let form = "client_timeout=2";
-            let (mut holder, granted) = scene.granted("gpu", form).await;
-            let pings = async {
+            // `None`: a stall has kept a ping back for as long.
+            let keeps = async || {
+                let (holder, granted) = scene.granted("gpu", "client_timeout=2").await;
+                let mut heard = Instant::now();
                 for _ in 0..40 {
                     sleep(Duration::from_millis(100)).await;
-                    assert_eq!(scene.ping(&granted).await, 204);
+                    let asked = Instant::now();
+                    if scene.ping(&granted).await != 204 {
+                        assert!(heard.elapsed() >= Duration::from_secs(2), "too early");
+                        return None;
+                    }
+                    heard = asked;
+                }
+                Some(holder)
+            };
+            let mut holder = loop {
+                if let Some(holder) = keeps().await {
+                    break holder;
                 }
             };
-            tokio::select! {
-                () = pings => {}
-                event = holder.event() => panic!("{event:?}"),
-            }
             let lost = timeout(Duration::from_secs(30), holder.event()).await;
             let expected = ("lost".to_owned(), json!({"reason": "client_timeout"}));
             assert_eq!(lost.expect("it has stopped"), expected);

@@ -12,7 +12,7 @@ use crate::{
 
 /// The lease is not the subject.
 const LONG_LEASES: &str =
-    "lease = '5m', store_timeout = '2s', waiter_ttl = '1s', poll_interval = '200ms'";
+    "lease = '5m', store_timeout = '5s', waiter_ttl = '1s', poll_interval = '200ms'";
 const SHORT_LEASES: &str =
     "lease = '4s', store_timeout = '1s', waiter_ttl = '1s', poll_interval = '200ms'";
 
@@ -46,7 +46,7 @@ fn under_a_strict_limit_holders_go_on_waiters_wait_and_newcomers_are_refused() {
         let mut waiter = scene.queued("strict", "").await;
         let mut impatient = scene.queued("strict", "wait=5").await;
         scene.redis.stop();
-        let newcomer = scene.post("/slots/strict", "wait=30").await;
+        let newcomer = scene.refused("strict", "wait=30").await;
         assert_eq!(newcomer.status, 503);
         assert_eq!(newcomer.problem().await["kind"], "unavailable");
         assert_eq!(impatient.outcome().await.0, "refused");
@@ -74,7 +74,7 @@ fn under_other_limits_waiters_wait_and_get_the_slot_in_turn() {
         let mut waiter = scene.queued("gpu", "key=beta").await;
         scene.redis.stop();
         // Until this, the outage may not be known.
-        assert_eq!(scene.post("/slots/strict", "").await.status, 503);
+        assert_eq!(scene.refused("strict", "").await.status, 503);
         let mut newcomer = scene.queued("gpu", "key=beta").await;
         assert_eq!(scene.ping(&permit).await, 204);
         drop(holder);
@@ -102,7 +102,7 @@ fn heartbeats_do_not_wait_for_the_log() {
         let (mut holder, _) = scene.granted("strict", "").await;
         scene.redis.stop();
         // The outage is known.
-        assert_eq!(scene.post("/slots/strict", "").await.status, 503);
+        assert_eq!(scene.refused("strict", "").await.status, 503);
         for _ in 0..3 {
             while holder.line().await != ":\n" {}
         }
@@ -116,7 +116,9 @@ fn a_holder_is_told_when_its_lease_ends() {
         let scene = Scene::timed(SHORT_LEASES, &[], |_| {}).await;
         let mut holder = accepted(&scene, "strict", "").await;
         let permit = granted(&mut holder).await;
-        let mut waiter = scene.queued("strict", "").await;
+        let strict = scene.semaphore("strict", "").await;
+        let mut waiter = accepted(&scene, "strict", "").await;
+        until_in_use(&strict, 1, 1).await;
         scene.redis.pause();
         let lost = ("lost".to_owned(), json!({"reason": "lost"}));
         assert_eq!(holder.event().await, lost);
@@ -124,7 +126,6 @@ fn a_holder_is_told_when_its_lease_ends() {
         assert_eq!(scene.ping(&permit).await, 404);
         scene.redis.resume();
         granted(&mut waiter).await;
-        let strict = scene.semaphore("strict", "").await;
         until_in_use(&strict, 1, 0).await;
         drop(waiter);
         until_in_use(&strict, 0, 0).await;

@@ -116,7 +116,7 @@ fn a_client_is_in_the_views_with_its_parameters() {
         let (_first, _) = scene.granted("gpu", "key=acme").await;
         let (_second, _) = scene.granted("gpu", "key=acme&label=x").await;
         let (_other, _) = scene.granted("gpu", "key=beta").await;
-        let refused = scene.post("/slots/gpu", "key=beta&wait=0").await;
+        let refused = scene.refused("gpu", "key=beta&wait=0").await;
         assert_eq!(refused.status, 429);
         assert!(refused.head.contains("retry-after: "), "{}", refused.head);
         assert_eq!(refused.problem().await["kind"], "full");
@@ -141,7 +141,8 @@ fn a_client_settles_and_spends_by_the_secret_of_its_permit() {
         let used = async |action: &str, form: &str| {
             scene.post(&format!("/permits/{id}/{action}"), form).await
         };
-        assert_eq!(left(91).await, 429);
+        let refused = scene.refused("tokens", "key=acme&cost=91").await;
+        assert_eq!(refused.status, 429);
         let wrong = used("settle", "secret=other&cost=1").await;
         assert_eq!(wrong.problem().await["kind"], "unknown_permit");
         let spent = used("spend", &format!("secret={secret}&cost=100")).await;

@@ -22,7 +22,7 @@ fn a_client_learns_its_place_and_gets_the_slot_in_turn() {
         );
         let mut second = scene.post("/slots/gpu", "key=beta").await;
         let place = json!({"position": 1, "waiting": 1});
-        assert_eq!(second.event().await, ("queued".to_owned(), place));
+        assert_eq!(second.place().await, place);
         let mut third = scene.queued("gpu", "key=beta").await;
         until_in_use(&gpu, 1, 2).await;
         for client in [&mut first, &mut second, &mut third] {
@@ -49,7 +49,7 @@ fn a_wait_that_ends_is_a_refusal() {
         let scene = Scene::new(&[]).await;
         let (_holder, _) = scene.granted("gpu", "").await;
         let mut waiter = scene.queued("gpu", "wait=3").await;
-        let (event, data) = waiter.event().await;
+        let (event, data) = waiter.outcome().await;
         assert_eq!((&*event, &data["kind"]), ("refused", &"timed_out".into()));
         assert!(data["retry_after"].as_u64().unwrap() >= 1, "{data}");
         assert_eq!(waiter.event().await.0, "end");
@@ -74,7 +74,7 @@ fn operators_raise_pause_and_revoke() {
             seen: None,
         };
         until(async || matches!(operator.order(&set, &by).await, Ok(Outcome::Done { .. }))).await;
-        assert_eq!(waiter.event().await.0, "granted");
+        assert_eq!(waiter.outcome().await.0, "granted");
         let mut last = scene.queued("gpu", "key=beta").await;
         let pause = Order::Pause {
             limit: "gpu".to_owned(),
@@ -82,9 +82,9 @@ fn operators_raise_pause_and_revoke() {
             seen: None,
         };
         until(async || matches!(operator.order(&pause, &by).await, Ok(Outcome::Done { .. }))).await;
-        let (event, data) = last.event().await;
+        let (event, data) = last.outcome().await;
         assert_eq!((&*event, &data["kind"]), ("refused", &"paused".into()));
-        let newcomer = scene.post("/slots/gpu", "key=beta").await;
+        let newcomer = scene.refused("gpu", "key=beta").await;
         assert_eq!(
             (newcomer.status, &newcomer.problem().await["kind"]),
             (503, &"paused".into())

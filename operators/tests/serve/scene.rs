@@ -132,7 +132,7 @@ impl Scene {
     /// A client that holds a slot, and its permit.
     pub(crate) async fn granted(&self, limit: &str, form: &str) -> (Answer, Value) {
         let mut client = self.post(&format!("/slots/{limit}"), form).await;
-        let (event, data) = client.event().await;
+        let (event, data) = client.outcome().await;
         assert_eq!(event, "granted", "{data}");
         (client, data)
     }
@@ -140,9 +140,23 @@ impl Scene {
     /// A client that waits.
     pub(crate) async fn queued(&self, limit: &str, form: &str) -> Answer {
         let mut client = self.post(&format!("/slots/{limit}"), form).await;
-        let (event, data) = client.event().await;
-        assert_eq!(event, "queued", "{data}");
+        client.place().await;
         client
+    }
+
+    /// A client that is refused at once. When the machine stalls, the refusal is an event, and another one asks.
+    pub(crate) async fn refused(&self, limit: &str, form: &str) -> Answer {
+        let asks = async {
+            loop {
+                let mut client = self.post(&format!("/slots/{limit}"), form).await;
+                if client.status != 200 {
+                    return client;
+                }
+                let (event, data) = client.outcome().await;
+                assert_eq!(event, "refused", "{data}");
+            }
+        };
+        soon(asks).await
     }
 
     /// The limit `gpu` in a service, for a key without a plan.
@@ -277,6 +291,17 @@ impl Answer {
                 let data = data.strip_prefix("data: ").expect("data");
                 let data = serde_json::from_str(data).expect("JSON");
                 return (name.trim_end().to_owned(), data);
+            }
+        }
+    }
+
+    /// The client's place in the queue, once the store has answered.
+    pub(crate) async fn place(&mut self) -> Value {
+        loop {
+            let (event, data) = self.event().await;
+            assert_eq!(event, "queued", "{data}");
+            if data["position"].is_u64() {
+                return data;
             }
         }
     }

@@ -32,7 +32,7 @@ async fn a_full_pipe_holds_nothing_up() {
     let gpu = Gpu::start();
     let held = gpu.service().await.acquire().await.unwrap();
     let (reader, full) = full_output();
-    let limits = ["--max-hold", "1s", "--grace", "1s", "--"];
+    let limits = ["--max-hold", "5s", "--grace", "1s", "--"];
     let shell = ["sh", "-c", "trap '' TERM; echo runs; read line"];
     let mut command = gpu.command(&[&limits[..], &shell].concat());
     command
