@@ -347,7 +347,7 @@ impl Scope {
     /// Makes the limit adaptive: it finds its own value within these bounds, shared by all replicas, for each key.
     ///
     /// The limit begins at its declared value. It grows by one with each accepted request while it is nearly used up, and shrinks
-    /// by a tenth when the upstream is overloaded, as [`outcome_by`](Self::outcome_by) or [`Slot::report`] tells it. [Adaptive
+    /// by a tenth when the upstream is overloaded, as [`outcome_by`](Self::outcome_by) or [`Slot::report`](crate::Slot::report) tells it. [Adaptive
     /// limits](crate::guide::adaptive) describes the rule, and for which upstreams it fails.
     ///
     /// A good floor is at least a quarter of the usual value. A request that weighs more than the floor may have to wait until the
