@@ -1,4 +1,4 @@
-//! Bounds on the slot of a response that never ends.
+//! The settings `max_hold` and `idle` of a layer, for responses that never end. `leases/bounded.rs` and `tied.rs` enforce them.
 //!
 //! Tests: `tests/layer/bounds.rs`, `stalled.rs`.
 
