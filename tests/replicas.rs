@@ -60,7 +60,7 @@ fn three_replicas_share_one_cap() {
     });
 }
 
-/// G5. When its lease ends: `a_killed_process_leaves_nothing_behind` in `tests/history/`.
+/// G5. That this is when its lease ends is shown by `src/ledger/tests/rules/leases.rs`.
 #[test]
 fn slots_of_a_killed_replica_are_back_after_its_lease() {
     alone(async {

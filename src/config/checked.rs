@@ -1,4 +1,4 @@
-//! What the parts of a configuration become together, with all their values checked: limits, callers' values, routes.
+//! A configuration whose values are all checked: limits, callers' values, routes.
 //!
 //! Tests: `tests/config/faults.rs`, `cuts.rs`.
 

@@ -1,4 +1,4 @@
-//! Entrances: a configuration from a text or a file. What its parts become together is in `checked`.
+//! Reads a configuration from a text or a file. `checked` has what its parts become.
 //!
 //! Tests: `tests/config/reading.rs`, `cuts.rs`.
 

@@ -155,7 +155,7 @@ pub(crate) const PACE_REPORT: &str = "<ddddd";
 
 // Bounds of the work of one exchange.
 
-/// Units expired or promoted, and dead waiters evicted, over all ledgers of an exchange; and idle tenants that are forgotten at once. The last permit may exceed this number,
+/// Units expired or promoted, and dead waiters evicted, over all ledgers of an exchange. The last permit may exceed this number,
 /// because no permit is expired in part.
 pub(crate) const SWEEP_BUDGET: u32 = 1_000;
 /// Waiters of one ledger that one exchange passes over.

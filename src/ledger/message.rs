@@ -121,6 +121,7 @@ pub(crate) struct Batch {
     pub(crate) results: Option<Results>,
     // No permit is named twice in one list.
     pub(crate) release: Vec<Seq>,
+    /// Holders to renew, and waiters whose tickets are asked for.
     pub(crate) renew: Vec<Seq>,
     pub(crate) adopt: Vec<Seq>,
     pub(crate) acquire: Vec<Ask>,
@@ -192,7 +193,7 @@ pub(crate) struct Dues {
     /// For slots that are still held. Each report is sent once.
     pub(crate) reports: Vec<Report>,
     /// For permits to release, including refunds of unused prepayments. They count only if this exchange has removed as many
-    /// units as these permits and `left` have, so that a repeated exchange does not count them twice.
+    /// members as these permits have units, and one for each of `left`, so that a repeated exchange does not count them twice.
     pub(crate) settled: Vec<Report>,
     /// Units of the permits that `settled` is for.
     pub(crate) settled_units: u32,

@@ -10,14 +10,14 @@
 //! | `release` | removes released permits, both holders and waiters | `leases.rs` | `short_way.lua` |
 //! | `pace` | counts what replicas report of the upstream, for a limit that finds its own value | `pace.rs` | `pace.lua` |
 //! | `pause` | starts or ends a pause: until its end nobody gets a slot, then the limit rises from 0 | `pause.rs` | `rare.lua` |
-//! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `rare.lua` |
+//! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | mostly `short_way.lua` or `steps.lua`; `rare.lua` |
 //! | `adopt` | restores holders that the store has lost | `leases.rs` | `rare.lua` |
 //! | `list` | names the holders of the calling replica, if it asks | `leases.rs` | `rare.lua` |
 //! | `expire` | removes holders whose lease has ended | `leases.rs` | `rare.lua` |
 //! | `settle` | charges tenants of a fair ledger for what they hold, and refunds what they did not use | `tenants.rs`, `shares.rs` | `shares.lua` |
 //! | `promote` | grants free slots to the head of the queue, in a fair ledger to the tenant that has paid least, which pays in advance; passes over waiters whose replica is silent or has no connection | `queue.rs` | `steps.lua` |
 //! | `bring_forward` | shortens deadlines that a stepped clock has put too far ahead, if the ledger is full | `leases.rs` | `rare.lua` |
-//! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | `queue.lua` |
+//! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | mostly `short_way.lua`; `queue.lua` |
 //!
 //! Next, over all ledgers and *rates*, whose arithmetic is in `rate.rs` and `rates.lua`:
 //!

@@ -166,6 +166,7 @@ impl Scene {
     /// Waits until all replicas have the last change: after a stall of the machine they may be late.
     async fn until_confirmed(&self) {
         let change = &self.get("/api/changes").await["rows"][0]["id"];
+        assert!(change.is_string(), "{change}");
         soon(async {
             loop {
                 let status = self.get("/api/status").await;

@@ -63,7 +63,7 @@ impl Core {
             let part = (self.requests.get(id)).map(|request| request.part(&self.queues, &self.ctx));
             match part {
                 Some(part) if self.ctx.asks_store(part) => self.ask_store(id),
-                _ if self.begin_slot(id) => self.grant(id),
+                _ if self.ask_here(id) => self.grant(id),
                 _ => {}
             }
             return id;
@@ -224,7 +224,7 @@ impl Core {
                 Progress::Complete | Progress::Turn if self.ctx.asks_store(part) => {
                     return self.ask_store(id);
                 }
-                Progress::Turn if alone && self.begin_slot(id) => return self.grant(id),
+                Progress::Turn if alone && self.ask_here(id) => return self.grant(id),
                 Progress::Turn if alone => return,
                 _ if self.decide_here(id) => return self.grant(id),
                 _ => return,

@@ -118,7 +118,7 @@ struct DecidedLeg {
 
 impl Core {
     /// Asks this process for the slot of a request for a single slot. Returns whether it was granted at once.
-    pub(super) fn begin_slot(&mut self, id: RequestId) -> bool {
+    pub(super) fn ask_here(&mut self, id: RequestId) -> bool {
         let request = self.requests.get(id);
         let leg = request.and_then(|one| one.legs.first().cloned());
         let Some(SlotLeg { lease, wait, .. }) = leg else {

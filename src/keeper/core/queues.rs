@@ -188,7 +188,7 @@ impl Queues {
         let kind = match member.kind {
             _ if member.queue.has_newcomers() => Some(WorkKind::Newcomers),
             // All its newcomers have left: those of other queues do not wait behind its remaining work. If none remains, the next
-            // exchange finds that, at less cost than leaving the row.
+            // exchange finds that out, which costs less than leaving the row now.
             Some(_) => Some(WorkKind::Others),
             None => member.queue.has_work().then_some(WorkKind::Others),
         };

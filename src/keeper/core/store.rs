@@ -413,8 +413,9 @@ impl Core {
     fn claim_answered(&mut self, sent: &SentClaim<'_>, answer: &ClaimReply, at: StoreMoment) {
         let asks = sent.claim.asks.iter().zip(&answer.standings);
         for (ask, standing) in asks {
-            let queue = self.queues.without_listing(sent.pending[ask.batch].queue);
-            queue.acquired(&mut self.ctx, ask.seq, *standing, at);
+            let pending = &sent.pending[ask.batch];
+            let queue = self.queues.without_listing(pending.queue);
+            queue.acquired(&mut self.ctx, pending, ask.seq, *standing, at);
         }
         if let Asker::Account(id) = sent.asker {
             let outcome = ReportOutcome::of(&answer.charged);

@@ -247,7 +247,7 @@ impl Queue {
         let queued = answer.acquired.iter().filter_map(Standing::ticket).count();
         self.snapshot.uncount(queued as u32);
         for (ask, standing) in batch.acquire.iter().zip(answer.acquired) {
-            self.acquired(ctx, ask.seq, standing, at);
+            self.acquired(ctx, pending, ask.seq, standing, at);
         }
         for promotion in answer.promoted {
             self.held_until(ctx, promotion.seq, at, promotion.until_ms);
@@ -396,7 +396,14 @@ impl Queue {
 
     /// The store's answer to an ask. If it waits, it was subtracted from the snapshot before, and is counted again here: its
     /// place.
-    pub fn acquired(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
+    pub fn acquired(
+        &mut self,
+        ctx: &mut Context,
+        pending: &PendingBatch,
+        seq: Seq,
+        standing: Standing,
+        at: StoreMoment,
+    ) {
         let asks_again = self.terms.is_returning(ctx) || self.pause.is_lost(ctx.now);
         let place = standing.ticket().map_or(0, |_| self.snapshot.join());
         let Some(entry) = self.entries.get_mut(seq) else {
@@ -425,6 +432,10 @@ impl Queue {
                 entry.begin(ctx.now);
                 self.set(ctx, seq, State::waiting(ticket, at));
             }
+            // Sent while permits returned, which may be over by now.
+            Standing::Full if pending.limit == 0 && self.terms.max() > 0 => {
+                self.refuse(ctx, seq, AcquireErrorKind::Unavailable)
+            }
             Standing::Full => self.refuse(ctx, seq, self.full_kind(ctx)),
             Standing::QueueFull => self.refuse(ctx, seq, AcquireErrorKind::QueueFull),
             // Its turn has not come.
@@ -434,14 +445,19 @@ impl Queue {
 
     /// The answer came after the decision: the request was cancelled, or a wake-up came first.
     fn answered_late(&mut self, ctx: &mut Context, seq: Seq, standing: Standing) {
-        let entry = self.entries.get_mut(seq);
-        let Some(entry) = entry.filter(|entry| matches!(entry.state(), State::Leaving)) else {
-            return self.look_after(ctx, seq);
+        let Some(entry) = self.entries.get_mut(seq) else {
+            return;
         };
-        if let Standing::Waiting { ticket } = standing {
+        let is_leaving = matches!(entry.state(), State::Leaving);
+        if let Standing::Waiting { ticket } = standing
+            && (is_leaving || entry.request().is_some())
+        {
             entry.set_ticket(ticket);
         }
-        self.release(ctx, seq, Use::Held);
+        if is_leaving {
+            return self.release(ctx, seq, Use::Held);
+        }
+        self.look_after(ctx, seq);
     }
 
     /// The waiters passed by a new head were still waiting when the old head was seen: records that. Without a head all were passed:

@@ -158,7 +158,12 @@ impl Queue {
             Ok(Standing::Waiting { .. }) => {
                 entry.place = self.snapshot.waiting();
                 entry.begin(ctx.now);
-                return self.set(ctx, seq, State::Waiting(WaitsIn::Here));
+                self.set(ctx, seq, State::Waiting(WaitsIn::Here));
+                if self.terms.limit().is_fair() {
+                    // Its turn may come before that of a waiter that needs more units than are free.
+                    self.run_here(ctx, Operation::Nothing);
+                }
+                return;
             }
             // The claim did not reach this ledger.
             Ok(Standing::Absent | Standing::Adopted { .. }) => return,

@@ -12,13 +12,13 @@ use super::{
     entries::entry::{Entry, State, WaitsIn},
 };
 use crate::{
-    error::AcquireErrorKind,
+    error::{AcquireErrorKind, LostErrorKind},
     fallbacks::Availability,
     keeper::{
         context::{Context, Decision},
         effects::Effect,
     },
-    leases::StoreMoment,
+    leases::{Lease, StoreMoment},
     ledger::{Ask, Batch, BatchReply, Seq, Standing, weight_of},
     telemetry::{Adopted, Measure, Topic},
 };
@@ -227,8 +227,12 @@ impl Queue {
     pub(super) fn report_adopted(&self, ctx: &mut Context, batch: &Batch, standings: &[Standing]) {
         let (mut lost, mut by_fallback) = (0, 0);
         for (seq, standing) in batch.adopt.iter().zip(standings) {
+            // Its lease may have ended meanwhile. One that a fallback has admitted has none, and only reaches its bounds.
+            let is_lost = |lease: &Lease| {
+                lease.is_over(ctx.now) && lease.end_reason() == Some(LostErrorKind::Lost)
+            };
             let was_granted =
-                |entry: &Entry| entry.lease.deadline().is_some() || entry.lease.is_over(ctx.now);
+                |entry: &Entry| entry.lease.deadline().is_some() || is_lost(&entry.lease);
             match (standing, self.entries.get(*seq)) {
                 (Standing::Adopted { .. }, Some(entry)) if was_granted(entry) => lost += 1,
                 (Standing::Adopted { .. }, Some(_)) => by_fallback += 1,

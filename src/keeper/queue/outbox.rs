@@ -1,4 +1,4 @@
-//! The questions of a queue for its ledger: holders to renew or to restore, newcomers, and inquiries of users. Names are checked when they
+//! The questions of a queue for its ledger: holders to renew or to restore, waiters to ask for, newcomers, and inquiries of users. Names are checked when they
 //! are sent, since an entry may be gone by then. What it is to release is in [`releases`](super::releases).
 
 use std::{collections::VecDeque, mem, num::NonZeroU64};
@@ -26,7 +26,7 @@ pub(in crate::keeper) struct Outbox {
 
 #[derive(Default)]
 struct Asks {
-    /// To be renewed or restored.
+    /// Holders to be renewed or restored, and waiters to be asked for.
     by_name: VecDeque<Seq>,
     /// In the order in which they began to ask.
     acquire: VecDeque<Newcomer>,
@@ -215,7 +215,7 @@ impl Outbox {
         self.in_flight > 0
     }
 
-    /// Units of newcomers, and the number of holders to renew or restore.
+    /// Units of newcomers, and the number of those asked for by name.
     pub fn units(&self) -> usize {
         (self.asks.as_ref()).map_or(0, |asks| asks.by_name.len() + asks.units)
     }

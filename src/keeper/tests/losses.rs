@@ -214,6 +214,32 @@ fn newcomers_under_a_strict_limit_wait_for_the_holders() {
     assert!(world.collect(0, &second).is_none(), "above the limit");
 }
 
+/// A request that was sent during the return is answered after its end: the limit is not reached.
+#[test]
+fn a_newcomer_behind_the_last_query_of_a_return_is_refused_as_unavailable() {
+    let (mut world, _stream) = flushed(&TWO);
+    let _first = world.ask(0, PATIENT);
+    world.settle();
+    world.tell();
+    world.settle();
+    world.pass(RETURN);
+    let now = world.local();
+    let core = world.keepers[0].begin_step(now);
+    let last = core.next_exchange().expect("a query");
+    assert!(last.exchange.generation_query.is_some());
+    let impatient = world.ask(0, Duration::ZERO);
+    let asked = world.keepers[0].begin_step(now).next_exchange();
+    let asked = asked.expect("the newcomer");
+    assert_eq!(asked.exchange.batches[0].limit, 0);
+    let reply = world.run(&asked);
+    world.complete(0, &last);
+    world.answer(0, &asked, reply);
+    assert_eq!(
+        world.refusal(0, &impatient),
+        Some(AcquireErrorKind::Unavailable)
+    );
+}
+
 /// G1: the generation was asked for just before, so newcomers go to the store first, and find its ledger empty.
 #[test]
 fn nobody_enters_an_empty_ledger_of_other_data() {

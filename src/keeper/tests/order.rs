@@ -8,23 +8,48 @@ use crate::ledger::{Exchange, MemberId, Seq};
 const N: usize = 0;
 const W: usize = 1;
 
-/// A waiter that was granted a slot in time, and loses it before its task collects it, as in a process that stands still, keeps its place.
+/// A waiter that was granted a slot in time, and loses it before its task collects it, as in a process that stands still, keeps its
+/// place. `late`: the wake-up is read before the answer that has its ticket.
 #[test]
 fn a_grant_that_is_lost_uncollected_leaves_the_place() {
-    let mut world = World::new(2, &Limit::concurrent("a", 1));
-    let (holder, waiter) = world.holder_and_waiter();
-    let others = world.ask(1, PATIENT);
-    world.settle();
-    world.release(1, &holder);
-    world.settle();
-    world.deliver_wakes();
-    world.now += LEASE;
-    assert!(world.collect(0, &waiter).is_none(), "it asks again");
-    let sent = world.send(0);
-    let claims: Vec<_> = sent.exchange.claims.iter().collect();
-    assert_eq!(claims.len(), 1, "{:?}", sent.exchange);
-    assert!(claims[0].ticket.is_some());
-    drop(others);
+    for late in [false, true] {
+        let mut world = World::new(2, &Limit::concurrent("a", 1));
+        let holder = world.ask(1, PATIENT);
+        world.settle();
+        let waiter = world.ask(0, PATIENT);
+        let asked = world.send(0);
+        let mut answer = Some(world.run(&asked));
+        if !late {
+            world.answer(0, &asked, answer.take().expect("an answer"));
+        }
+        world.release(1, &holder);
+        let released = world.send(1);
+        world.complete(1, &released);
+        if late {
+            // Its lease is about to end.
+            world.now += Duration::from_millis(asked.exchange.promotion_ms()) - STORE_TIMEOUT;
+        }
+        world.deliver_wakes();
+        if let Some(answer) = answer {
+            world.answer(0, &asked, answer);
+        }
+        world.now += LEASE;
+        let _next = world.ask(1, PATIENT);
+        let gets_it = world.send(1);
+        world.complete(1, &gets_it);
+        let asks = loop {
+            assert!(world.collect(0, &waiter).is_none(), "it asks again");
+            let sent = world.send(0);
+            let (batches, claims) = (&sent.exchange.batches, &sent.exchange.claims);
+            if !claims.is_empty() || batches.iter().any(|batch| !batch.acquire.is_empty()) {
+                break sent;
+            }
+            world.complete(0, &sent);
+        };
+        let claims = asks.exchange.claims.iter();
+        let tickets: Vec<_> = claims.filter_map(|claim| claim.ticket).collect();
+        assert_eq!(tickets.len(), 1, "{late}: {:?}", asks.exchange);
+    }
 }
 
 /// Keepers, each at its own distance from the store.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{LEASE, Lease, Leg, PATIENT, World, held, leg};
+use super::{Demand, LEASE, Lease, Leg, PATIENT, World, held, leg};
 use crate::{
     keeper::{Tenant, core::Outgoing},
     key::Key,
@@ -70,6 +70,32 @@ fn nothing_is_refunded_in_the_store_that_was_paid_without_it() {
     world.release(0, &second);
     let dues = next_dues(&mut world, 0);
     assert!(dues.settled.iter().all(|report| report.us >= 0), "{dues:?}");
+}
+
+/// G4: a claim is decided here. It fits, and its turn comes before that of a waiter that needs more units than are free.
+#[test]
+fn a_claim_of_the_tenant_in_turn_is_served_here_at_once() {
+    let limit = Limit::concurrent("a", 2).wait_up_to(PATIENT).fair();
+    let rate = Limit::rate("rate", 100, SECOND);
+    let mut world = World::under(1, &[&limit.fallback(Fallback::Local(2)), &rate]);
+    let now = world.local();
+    world.keepers[0].begin_step(now).fail();
+    let heavy = Leg {
+        weight: 2,
+        ..tenant_leg("a", 1)
+    };
+    let holders = [(); 2].map(|()| world.ask_for(0, tenant_leg("a", 1)));
+    assert!(holders.iter().all(|one| held(world.collect(0, one))));
+    let light = world.ask_for(0, tenant_leg("a", 1));
+    let blocked = world.ask_for(0, heavy);
+    world.release(0, &holders[0]);
+    assert!(held(world.collect(0, &light)));
+    world.release(0, &holders[1]);
+    assert!(world.collect(0, &blocked).is_none());
+    let both = Demand::All(vec![tenant_leg("b", 1), leg(1, PATIENT)]);
+    let core = world.keepers[0].begin_step(now);
+    let asked = core.submit_unlabelled(&both).expect("open");
+    assert!(held(core.collect(asked, false)));
 }
 
 /// The request is cancelled while its exchange is on the way.

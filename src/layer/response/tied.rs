@@ -1,9 +1,9 @@
 //! Drops the service's future or body when its slot ends, even if no task polls the response.
 //!
-//! hyper polls a response only while it can send: it takes at most one more frame with an HTTP/2 window of zero, and none with a full socket, even if
-//! the connection is woken. A future in a `FuturesUnordered` or behind a `select!` may also remain unpolled for a long
-//! time. If the drop waited for the next poll, the call to an upstream would stay open while its slot serves another
-//! request.
+//! hyper polls a response only while it can send: it takes at most one more frame with an HTTP/2 window of zero, and
+//! none with a full socket, even if the connection is woken. A future in a `FuturesUnordered` or behind a `select!` may
+//! also remain unpolled for a long time. If the drop waited for the next poll, the call to an upstream would stay open
+//! while its slot serves another request.
 //!
 //! The response shares its boxed work with a waker that is registered with the leases of the slot. When the slot ends, the
 //! waker spawns a task that takes the work out, drops it, and then releases the slot. The next poll of the response finds

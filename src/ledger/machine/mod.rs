@@ -1,11 +1,11 @@
 //! The ledger in this process: the steps of `script/`, over ordered maps instead of a sorted set.
 //!
 //! This file has the order of the steps, and the others the steps themselves: `leases.rs` (release, renewal, adoption, expiry),
-//! `queue.rs` (admission and promotion, in order of arrival or of shares), `pause.rs`, `pace.rs`, `reuse.rs` (the right to keep slots),
-//! `claims.rs`; of fair ledgers, `shares.rs` has what tenants have paid and who is next, and `tenants.rs` who joins and leaves a
-//! line, who crowds the queue, and how long shares are kept. `call.rs` is one call of the script: its time, and how much it may do. `inspect.rs` is for tests and fuzz targets;
-//! operators read the store (`operators/src/ledger.rs`). Most tests are in `ledger/tests/`, where
-//! each also runs the script.
+//! `queue.rs` (admission and promotion, in order of arrival or of shares), `pause.rs`, `pace.rs`, `reuse.rs` (the right to keep
+//! slots), `claims.rs`; of fair ledgers, `shares.rs` has what tenants have paid and who is next, and `tenants.rs` who joins and
+//! leaves a line, who crowds the queue, and how long shares are kept. `call.rs` is one call of the script: its time, and how much
+//! it may do. `inspect.rs` is for tests and fuzz targets; operators read the store (`operators/src/ledger.rs`). Most tests are in
+//! `ledger/tests/`, where each also runs the script.
 
 mod call;
 pub(super) mod claims;

@@ -13,7 +13,7 @@ impl Ledger {
         }
     }
 
-    /// Whether waiters are served by their lines. If some waiters are in no line, because the lines were lost or their
+    /// Whether waiters are served by their lines. If these have fewer entries than the queue has waiters, because they were lost or a
     /// replica is older, the queue is served in order of arrival.
     pub(super) fn has_lines(&self, batch: &Batch) -> bool {
         let lines = self.shares.as_ref().map_or(0, |shares| shares.lines.len());

@@ -36,9 +36,8 @@ local function advance(ledger, id, ticket, first, fits)
   return place
 end
 
--- Takes slots up to the first ledger where the claim must wait, or none at all. All claims name their ledgers in one order, each once,
--- so that none wait in a circle. Returns the standings, and whether the
--- claim was refused.
+-- Takes slots up to the first ledger where the claim must wait, or none at all. All claims name their ledgers in one order, each
+-- once, so that none wait in a circle. Returns the standings, and whether the claim was refused.
 local function take_slots(ask, asks, first_ticket)
   local standings, slots = fill(asks, ABSENT), {}
   for i = 1, asks do
@@ -49,8 +48,8 @@ local function take_slots(ask, asks, first_ticket)
     if not standing and ledger.waiting == ledger.passed and fits then
       slots[#slots + 1] = { i = i, ledger = ledger, id = id, weight = weight }
     else
-      local payer = not standing and ledger.fair and ledger.payers[id]
-      standing = standing or want == WAIT and admit(ledger, id, true, payer) or FULL
+      local payer_at = not standing and ledger.fair and ledger.payers_at[id]
+      standing = standing or want == WAIT and admit(ledger, id, true, payer_at) or FULL
       ledger.refused = ledger.refused or standing == FULL
       if (standing == FULL or standing == QUEUE_FULL) and want ~= IF_FREE then
         standings = fill(asks, ABSENT)
@@ -60,8 +59,8 @@ local function take_slots(ask, asks, first_ticket)
       if standing < 0 and first_ticket < standing and not ledger.scores[id] then
         standing = advance(ledger, id, standing, first_ticket, fits)
       end
-      if payer and standing < 0 then
-        shares.join(ledger.fair, payer, id, standing, ledger.waiting)
+      if payer_at and standing < 0 then
+        shares.join(ledger.fair, payer_at, id, standing, ledger.waiting)
         replies[2] = fits and 1 or replies[2]
       end
       standings[i] = standing
@@ -98,9 +97,9 @@ end
 for index, ids in pairs(asked) do
   local ledger, scores = ledgers[index], {}
   if ledger then
-    ledger.payers = {}
+    ledger.payers_at = {}
     for i, id in ipairs(ledger.fair and ids or {}) do
-      ledger.payers[id] = #ledger.fair.text + 1 - PAYER_BYTES * (#ids + 1 - i) -- the last ones
+      ledger.payers_at[id] = #ledger.fair.dues + 1 - PAYER_BYTES * (#ids + 1 - i) -- behind all else, in the order of the asks
     end
     for i, score in ipairs(scores_of(ledger.key, unpack(ids))) do
       scores[ids[i]] = score and math.floor(score)

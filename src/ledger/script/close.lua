@@ -3,7 +3,7 @@
 local function close(ledger)
   local key, in_use, waiting, reuse, reply = ledger.key, ledger.in_use, ledger.waiting, ledger.reuse, ledger.reply
   local pause_end_ms = ledger.pause_end_ms
-  -- `heartbeat`: only a queue needs it. No waiter TTL is longer than MAX_LEASE_MS. Long-ended heartbeats are removed when a new one is added, so that they cannot
+  -- `heartbeat`: only a queue needs it. Long-ended heartbeats are removed when a new one is added, so that they cannot
   -- accumulate.
   local heartbeat = nil
   if waiting > 0 and ledger.presence > 0 then
@@ -18,7 +18,8 @@ local function close(ledger)
   if reuse > 0 and (ledger.refused or waiting > 0 or pause_end_ms) then
     making_room().recall(key)
   end
-  -- `keep`: the replica concludes from the reply that it has the right. Ended rights are removed when a new one is added, so that they cannot accumulate.
+  -- `keep`: the replica concludes from the reply that it has the right. Ended rights are removed when a new one is added, so that
+  -- they cannot accumulate.
   if reuse == 2 and waiting == 0 and in_use > 0 and in_use <= ledger.limit and not pause_end_ms then
     if call('ZADD', key, KEEPING + now_ms + RIGHT_MS, '~' .. replica) == 1 then
       call('ZREMRANGEBYSCORE', key, KEEPING, KEEPING + now_ms - 1)

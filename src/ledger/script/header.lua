@@ -8,7 +8,7 @@
 -- A ledger is a sorted set. Its scores lie in four bands:
 --
 --   band     scores           member        score
---   waiting  below 0          permit id     ticket (2^52 below the time of its arrival in us), unique: lower tickets are first; plus a half, if a slot was or may
+--   waiting  below 0          permit id     ticket (its arrival in us - 2^52), unique: lower tickets are first; plus a half, if a slot was or may
 --                                           have been granted past the waiter
 --   holding  0 .. 2^51 - 1    permit id     deadline in ms; a permit of weight w has w members: the id, and the id
 --                                           followed by each of the second to the w-th of DIGITS; each unit counts as one
@@ -20,9 +20,9 @@
 --   keeping  from 2^52 on     '~'..replica  2^52 + the time until which it may keep freed slots, in ms: it does not release
 --                                           them, renews their leases, and reuses them without a call
 --
--- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its name (its number in the replica, as text), whose first character, at
--- WEIGHT_AT, encodes the weight by its position in DIGITS. The members of a permit are written and removed together.
--- The character at UNIT_AT numbers a member's unit by its position in DIGITS; the id itself, without this character, is
+-- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its name (its number in the replica, as text), whose
+-- first character, at WEIGHT_AT, encodes the weight by its position in DIGITS. The members of a permit are written and removed
+-- together. The character at UNIT_AT numbers a member's unit by its position in DIGITS; the id itself, without this character, is
 -- unit 1.
 --
 -- A fair ledger has two more sorted sets. '<ledger>:shares' has the payments of tenants, in us of virtual time:
@@ -31,10 +31,11 @@
 --   waiting        0 .. 2^51 - 1    tenant   its payments; it has a line
 --   idle           2^51 .. 2^52-1   tenant   2^51 + its payments, until virtual time has reached them
 --
--- '<ledger>:lines' has the waiters, all with the score 0, so in the order of the text: tenant (TENANT_CHARS), 2^52 + ticket,
--- permit id, cost of the grant in us, both numbers with 16 digits. It may still have permits that wait no longer. Both sets
--- may be lost: while the lines have fewer entries than the queue has waiters, it is served in order of arrival. These sets are not in KEYS: an exchange
--- with a cluster has one ledger, and their names have its hash tag. An eviction policy must be `noeviction`, for it may take one ledger.
+-- '<ledger>:lines' has the waiters, all with the score 0, so in the order of the text: tenant (TENANT_CHARS), 2^52 + ticket, permit
+-- id, cost of the grant in us, both numbers with 16 digits. It may still have permits that wait no longer. Both sets may be lost:
+-- while the lines have fewer entries than the queue has waiters, the queue is served in order of arrival. These sets are not in
+-- KEYS: an exchange with a cluster has one ledger, and their names have its hash tag. The eviction policy must be `noeviction`: any
+-- other may take a single ledger.
 --
 -- A ledger whose limit finds its own value has a text, '<ledger>:pace': limit, generation, score, wall, until when it stands and for
 -- how long in ms, 1 if a result of this generation was accepted, until when growth is used up in ms, and of the last cut its time in
@@ -89,16 +90,16 @@
 --   of a hello                    the id of the generation that the replica has known for less than a lease (0: none), or
 --                                         '' if it does not ask
 --
--- Options are a sum: 1 if the replica has waiters here, also new ones; 2 if besides it subscribes to its wake-ups; 4 if kept slots are
--- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a permit
--- to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 64
--- if the ledger is fair; 128 if it owes: its dues also have departures, reports or settlements, or payers for claims; 256
--- if the replica asks for its holders; 2048 times the length + 1 of a pause to start, in ms, or 2048 to end the present
--- pause; 512 if it knows that pause, which starts only if it was not ended; 1024 if the limit finds its own value.
+-- Options are a sum: 1 if the replica has waiters here, or newcomers that may wait; 2 if it also subscribes to its wake-ups; 4 if
+-- kept slots are recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep slots; 16 if a
+-- permit to renew, adopt or acquire weighs more than one unit; 32 if all replicas are told when a permit to adopt is missing; 64 if
+-- the ledger is fair; 128 if it owes: its dues also have departures, reports or settlements, or payers for claims; 256 if the
+-- replica asks for its holders; 2048 times the length + 1 of a pause to start, in ms, or 2048 to end the present pause; 512 if it
+-- knows that pause, which starts only if it was not ended; 1024 if the limit finds its own value.
 --
--- Repetition: an exchange without an answer may have run. A later one names its permits again: releases, renewals and adoptions then
--- change nothing more, and requests ask under new names, while the old ones are released until not_after_us has passed. Charges, refunds, results and reports of dues are never sent
--- twice.
+-- Repetition: an exchange without an answer may have run. A later one names its permits again: releases, renewals and adoptions
+-- then change nothing more, and requests ask under new names, while the old ones are released until not_after_us has passed.
+-- Charges, refunds, results and reports of dues are never sent twice.
 --
 -- Reply
 -- =====
@@ -106,9 +107,10 @@
 --            late exchange no step runs, and nothing follows.
 --   then     for each ledger      the text of its error; or the number of units in use; or a list
 --                                 LEDGER_REPLY: in use, waiting, ticket of the first waiter that was never passed over
---                                         (0: none), which shows waiters before it that their turn has passed; nearest deadline in ms (0: no holders or no waiters), when
---                                         waiters call again, since only calls expire leases; or
---                                         the negated end of a pause, until its ramp is over
+--                                         (0: none), which shows waiters before it that their turn has passed;
+--                                         nearest deadline in ms, at which waiters call again, since only calls expire
+--                                         leases (0: no holders or no waiters), or the negated end of a pause, until its
+--                                         ramp is over
 --                                 a standing for each permit renewed, adopted and acquired
 --                                 the names of the replica's promoted waiters
 --                                 the queue positions, from 1, of renewed permits that wait: the first MAX_PLACES,

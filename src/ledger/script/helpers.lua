@@ -2,7 +2,8 @@
 -- The long way begins here. All its functions are created in each call, so what each captures counts: see "Speed".
 -- First the helpers that its steps share.
 
-local replica, wake_prefix = string.sub(packed, -REPLICA_CHARS), string.sub(packed, record, -REPLICA_CHARS - 1) -- behind the last record
+-- Behind the last record.
+local replica, wake_prefix = string.sub(packed, -REPLICA_CHARS), string.sub(packed, record, -REPLICA_CHARS - 1)
 local promoted_end_ms = now_ms + math.min(respond_ms, lease_ms)
 local oldest = ALIVE + now_ms - waiter_ttl_ms -- an older heartbeat is that of a dead replica
 local budget = SWEEP_BUDGET

@@ -38,8 +38,9 @@ local function enter(ledger, heartbeat)
   return added > size - before
 end
 
--- Returns the standing of a newcomer. `enter` writes its slot or place. `payer`: only in a fair ledger.
-local function admit(ledger, id, waits, payer)
+-- Returns the standing of a newcomer. `enter` writes its slot or place. `payer_at`: where its payer
+-- begins in the dues; only in a fair ledger.
+local function admit(ledger, id, waits, payer_at)
   local waiting, in_use, limit = ledger.waiting, ledger.in_use, ledger.limit
   local weight = ledger.heavy and digit_at(id, WEIGHT_AT) or 1
   local fits = limit > 0 and in_use + (in_use > 0 and weight or math.min(weight, ledger.whole)) <= limit
@@ -60,12 +61,12 @@ local function admit(ledger, id, waits, payer)
     ledger.waiting, ledger.head = waiting, nil
   end
   local places, line = ledger.max_waiters - waiting, 0
-  if payer and places > 0 then
+  if payer_at and places > 0 then
     -- The waiters of one tenant leave free places to others.
     places = CROWD * places
     if waiting >= places then
       local fair = ledger.fair
-      local name = string.sub(fair.text, payer, payer + TENANT_CHARS - 1)
+      local name = string.sub(fair.dues, payer_at, payer_at + TENANT_CHARS - 1)
       if fair.entering then -- some may be in the line already
         redis.call('ZADD', fair.lines, unpack(fair.entering))
         fair.entering = nil
@@ -78,7 +79,7 @@ local function admit(ledger, id, waits, payer)
     return QUEUE_FULL
   end
   -- In a fair ledger, its tenant's turn may come before that of a waiter that needs more units than are free.
-  ledger.more = ledger.more or payer and fits
+  ledger.more = ledger.more or payer_at and fits
   -- Tickets never decrease, so a ticket below the head's is known to have left the queue, or was passed over; `advance` in
   -- claim_slots.lua marks those that it gives.
   local ticket, text = ledger.ticket and ledger.ticket + 1, nil

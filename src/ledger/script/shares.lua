@@ -13,7 +13,7 @@
 --   line_of                      for tenants, the first texts of their lines: `at` is the next, `is_whole`: no more are in the store,
 --                                `passed`: a waiter was passed over
 --   tenant, turn                 the tenant whose turn `next_by_share` has found, and its index in `names`
---   text                         the dues
+--   dues                         what the exchange says of payments: see ARGV
 
 local shares = has_fair and {}
 if has_fair then
@@ -93,28 +93,29 @@ if has_fair then
   -- `settle`. A waiter that is in no line any more has paid for a grant, and left before it knew. In a repeated exchange fewer members
   -- are removed, and nothing is settled again: in part would need names.
   function shares.settle(fair, removed, acquires, free)
-    local text = fair.text
-    local settled_units, left, reports, settled = struct.unpack('<dddd', text)
+    local dues = fair.dues
+    local settled_units, left, reports, settled = struct.unpack('<dddd', dues)
     local is_settled = removed >= settled_units + left
     local from = DUES_HEAD + PAYER_BYTES * acquires + 1
     for _ = 1, left do
-      local place = string.sub(text, from, from + PLACE_CHARS - 1)
+      local place = string.sub(dues, from, from + PLACE_CHARS - 1)
       if redis.call('ZREM', fair.lines, place) == 0 and is_settled then
         shares.report(fair, string.sub(place, 1, TENANT_CHARS), -tonumber(string.sub(place, COST_AT)), 0, free)
       end
       from = from + PLACE_CHARS
     end
     for _ = 1, reports + (is_settled and settled or 0) do
-      local us, most_us = struct.unpack('<dd', text, from + TENANT_CHARS)
-      shares.report(fair, string.sub(text, from, from + TENANT_CHARS - 1), us, most_us, free)
+      local us, most_us = struct.unpack('<dd', dues, from + TENANT_CHARS)
+      shares.report(fair, string.sub(dues, from, from + TENANT_CHARS - 1), us, most_us, free)
       from = from + REPORT_BYTES
     end
   end
 
   -- A newcomer joins the line of its tenant. `number_waiting`: with this one.
-  function shares.join(fair, payer, id, ticket, number_waiting)
-    local text, scores, entering = fair.text, fair.scores, fair.entering or {}
-    local name, cost = string.sub(text, payer, payer + TENANT_CHARS - 1), string.sub(text, payer + TENANT_CHARS, payer + PAYER_BYTES - 1)
+  function shares.join(fair, payer_at, id, ticket, number_waiting)
+    local dues, scores, entering = fair.dues, fair.scores, fair.entering or {}
+    local name = string.sub(dues, payer_at, payer_at + TENANT_CHARS - 1)
+    local cost = string.sub(dues, payer_at + TENANT_CHARS, payer_at + PAYER_BYTES - 1)
     local size, place = #entering, ticket - FIRST_TICKET
     local place_text = string.format('%07d%09d', place / 1000000000, place % 1000000000)
     entering[size + 1], entering[size + 2] = '0', name .. place_text .. id .. cost

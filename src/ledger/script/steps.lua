@@ -31,7 +31,7 @@ end
 local function promote(ledger)
   local key, fair, limit, in_use, waiting, passed = ledger.key, ledger.fair, ledger.limit, ledger.in_use, ledger.waiting, 0
   local granted, dead, skipped, promoted, until_text = {}, nil, nil, {}, text_of(promoted_end_ms)
-  local contacts, gone, served = nil, fair and {}, fair and {} -- texts that leave the lines; waiters, granted or dead, of which the set does not know yet
+  local contacts, gone, served = nil, fair and {}, fair and {} -- texts that leave the lines; waiters that leave the set
   local waiters, at = nil, 0
   -- The waiters of a fair ledger are served in the order of shares, until nobody is left in the lines; then the queue is passed
   -- once more in order of arrival. It is served in that order alone if the lines have fewer entries, since they were lost, or a
@@ -164,11 +164,11 @@ local function run(ledger, lasting, early, size, removed, first, renews, adopts,
     first = first + extends
     for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + acquires - 1))) do
       local id, wait = ARGV[first + i - 1], string.sub(packed, waits_at + i - 1, waits_at + i - 1)
-      local payer = fair and DUES_HEAD + PAYER_BYTES * (i - 1) + 1
-      local standing = score and math.floor(score) or admit(ledger, id, wait == '1', payer)
+      local payer_at = fair and DUES_HEAD + PAYER_BYTES * (i - 1) + 1
+      local standing = score and math.floor(score) or admit(ledger, id, wait == '1', payer_at)
       reply[#reply + 1] = standing
       if fair and not score and standing < 0 then
-        shares.join(fair, payer, id, standing, ledger.waiting)
+        shares.join(fair, payer_at, id, standing, ledger.waiting)
       end
     end
   end
@@ -204,7 +204,7 @@ for i = 1, ledger_count do
   if not replies[i + 2] then
     local ledger = { -- with room for what is added: the pause, the head and the next ticket
       key = KEYS[i], limit = limit, whole = limit, max_waiters = max_waiters, -- `limit`: what a pause and its ramp leave of `whole`
-      options = options, presence = options % 4, -- 1 if the replica has waiters here, 3 if besides it subscribes
+      options = options, presence = options % 4, -- 1 if the replica has waiters here, 3 if it also subscribes
       reuse = 0, heavy = false, pause = 0, fair = nil, owes = owes,
       in_use = 0, waiting = 0, promoted = 0, passed = 0, entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }
@@ -217,7 +217,7 @@ for i = 1, ledger_count do
     end
     if is_fair then
       ledger.fair = { -- preallocated
-        lines = KEYS[i] .. LINES, shares = KEYS[i] .. SHARES, text = has_text and ARGV[dues],
+        lines = KEYS[i] .. LINES, shares = KEYS[i] .. SHARES, dues = has_text and ARGV[dues],
         scores = {}, changed = {}, forgets = nil, entering = nil, began = nil, time = nil, names = {}, line_of = nil,
         rank = 0, all = false, bound = -1, bound_name = '', tenant = nil, turn = nil,
       }

@@ -39,7 +39,7 @@ pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
 pub(super) fn check_login(info: &ConnectionInfo) -> Result<(), &'static str> {
     let login = info.redis_settings();
     if login.username().is_some() && login.password().is_none() {
-        return Err("the store's URL has a user and no password (alone it is `:password@host`)");
+        return Err("the store's URL has a user without a password (alone it is `:password@host`)");
     }
     Ok(())
 }

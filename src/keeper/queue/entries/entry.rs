@@ -272,8 +272,9 @@ impl Entry {
     }
 
     pub fn forget_ticket(&mut self) {
-        if let Some(rest) = &mut self.rest {
-            rest.ticket = None;
+        match &mut self.rest {
+            Some(rest) if rest.paying.is_some() => rest.ticket = None,
+            rest => *rest = None,
         }
     }
 
