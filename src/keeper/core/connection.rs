@@ -35,6 +35,7 @@ impl Connection {
     pub fn made(&mut self, now: Instant) {
         *self = Self {
             made: Some(now),
+            is_wanted: self.is_wanted,
             begins_after: self.begins_after,
             ..Self::default()
         };

@@ -72,7 +72,7 @@ impl Core {
         self.begin_return(part, is_lost && !is_new, self.ctx.now + left);
     }
 
-    /// Permits return until then, before newcomers under strict limits are admitted. `introduces`: those of this process too.
+    /// Permits return until then, before newcomers under strict limits are admitted. `introduces`: this process asks for its own permits now.
     fn begin_return(&mut self, part: Part, introduces: bool, until: Instant) {
         if until > self.ctx.now && self.ctx.returns.begin(part, until) {
             self.ctx.log(LogEvent::ReturnBegins);

@@ -215,8 +215,8 @@ impl Queue {
         let found = self.follow_pacing(ctx, answer.pacing, at.sent);
         pending.limit = found.unwrap_or(pending.limit);
         pending.nearest_ms = answer.nearest_ms;
-        let asks_again = (self.pause).follow(answer.pause_end_ms, batch.asks_pause, at, ctx.now);
-        self.outbox.want(asks_again);
+        let asks_pause = (self.pause).follow(answer.pause_end_ms, batch.asks_pause, at, ctx.now);
+        self.outbox.want(asks_pause);
         self.follow_right(ctx, (batch.reuse, pending.limit), at);
         let soon = (ctx.now, ctx.settings.poll_interval);
         let confirm = |seq| ctx.confirm(seq);
@@ -404,7 +404,7 @@ impl Queue {
         standing: Standing,
         at: StoreMoment,
     ) {
-        let asks_again = self.terms.is_returning(ctx) || self.pause.is_lost(ctx.now);
+        let gives_back = self.terms.is_returning(ctx) || self.pause.is_lost(ctx.now);
         let place = standing.ticket().map_or(0, |_| self.snapshot.join());
         let Some(entry) = self.entries.get_mut(seq) else {
             return;
@@ -414,7 +414,7 @@ impl Queue {
         let State::Sent { .. } = entry.state() else {
             return match standing {
                 // After a loss, holders return first: see below.
-                Standing::Held { until_ms } if entry.presence.is_spare() && !asks_again => {
+                Standing::Held { until_ms } if entry.presence.is_spare() && !gives_back => {
                     self.keep_spare(ctx, seq, at, until_ms);
                 }
                 _ => self.answered_late(ctx, seq, standing),
@@ -422,7 +422,7 @@ impl Queue {
         };
         match standing {
             // Sent before the loss was known. The request asks again, behind the holders, or in the pause.
-            Standing::Held { .. } if asks_again => self.park(ctx, seq),
+            Standing::Held { .. } if gives_back => self.park(ctx, seq),
             Standing::Held { until_ms } => {
                 entry.forget_prepayment();
                 self.held_until(ctx, seq, at, until_ms);

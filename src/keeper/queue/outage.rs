@@ -73,8 +73,12 @@ impl Queue {
         self.call_roll(ctx, false);
     }
 
-    /// Permits have returned: newcomers of this replica, or of others, are admitted.
+    /// Permits have returned: those who have queued meanwhile, here or at other replicas, are served. Who had nothing to restore tells
+    /// nobody any more.
     pub fn ask_again(&mut self) {
+        if !self.entries.is_introducing() {
+            self.outbox.set_tells_loss(false);
+        }
         (self.outbox).want(self.entries.waiting() > 0 || self.snapshot.waiting() > 0);
     }
 }
@@ -130,6 +134,7 @@ impl Queue {
             match entry.state() {
                 State::Leaving => self.release(ctx, *seq, Use::Held),
                 State::Held(_) if retry => self.look_after(ctx, *seq),
+                State::Checking { .. } if retry => self.ask_about(*seq),
                 State::Held(_) => {
                     // No later than the lease's end, so that the holder is notified in time.
                     let end = entry.lease.deadline();

@@ -635,6 +635,63 @@ fn a_return_ends_in_a_process_without_requests_too() {
     assert!(!world.keepers[0].context().is_recovering());
 }
 
+/// G8: as before, but the end of the return comes while a connection is being made.
+#[test]
+fn a_return_ends_although_a_connection_is_made_meanwhile() {
+    let mut world = World::new(1, &TWO);
+    let now = world.local();
+    let hello = world.keepers[0].begin_step(now).hello(Part::default());
+    let query = hello.exchange.generation_query.as_ref().expect("it asks");
+    let lost = Event::Lost(query.key.to_string());
+    world.complete(0, &hello);
+    let core = world.keepers[0].begin_step(now);
+    core.on_event(Part::default(), &lost);
+    core.on_event(Part::default(), &Event::Disconnected);
+    world.pass(RETURN / 2);
+    let hello = world.send(0);
+    assert!(hello.exchange.is_hello());
+    world.pass(RETURN);
+    let now = world.local();
+    let core = world.keepers[0].begin_step(now);
+    core.on_event(Part::default(), &Event::Connected);
+    world.complete(0, &hello);
+    world.settle();
+    assert!(!world.keepers[0].context().is_recovering());
+}
+
+/// G8: who finds the loss of a key has nothing to restore, and tells nobody. A failover that loses a permit later is no loss.
+#[test]
+fn a_loss_that_was_not_told_in_its_time_is_not_told_later() {
+    let mut world = World::new(2, &TWO);
+    let _streams = [(); 2].map(|()| world.stream(1));
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    let settle = |world: &mut World| loop {
+        let now = world.local();
+        let Some(sent) = world.keepers[0].begin_step(now).next_exchange() else {
+            return;
+        };
+        world.complete(0, &sent);
+    };
+    world.ledgers.lose_ledgers();
+    let _newcomer = world.ask(0, PATIENT);
+    settle(&mut world);
+    for _ in 0..3 {
+        world.pass(RETURN);
+        settle(&mut world);
+    }
+    assert!(held(world.collect(0, &waiter)));
+    assert!(world.lost.is_empty(), "nobody is told");
+    world.ledgers.lose_ledgers();
+    let now = world.local();
+    world.keepers[0]
+        .begin_step(now)
+        .on_event(Part::default(), &Event::Connected);
+    settle(&mut world);
+    assert!(world.ledger().0 > 0, "it is back");
+    assert!(world.lost.is_empty(), "{:?}", world.lost);
+}
+
 /// The lease of a permit ends while it is being adopted, and its holder sees that before the answer comes.
 #[test]
 fn a_lost_permit_that_ends_during_its_adoption_counts_as_lost() {

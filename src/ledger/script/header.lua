@@ -103,7 +103,8 @@
 --
 -- Reply
 -- =====
---   1, 2     now_us, and 1 if the sweep is not finished, LATE if the exchange arrived after its not_after_us, else 0. Of a
+--   1, 2     now_us, and 1 if another exchange should follow at once (the sweep is not finished, or a
+--            newcomer that fits has queued), LATE if the exchange arrived after its not_after_us, else 0. Of a
 --            late exchange no step runs, and nothing follows.
 --   then     for each ledger      the text of its error; or the number of units in use; or a list
 --                                 LEDGER_REPLY: in use, waiting, ticket of the first waiter that was never passed over

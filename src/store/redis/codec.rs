@@ -172,8 +172,8 @@ fn pack<const COUNT: usize>(packed: &mut Vec<u8>, record: [u64; COUNT]) {
 pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreError> {
     let mut parts = items(value).ok_or_else(unreadable)?;
     let now_us = unsigned(parts.next()).ok_or_else(unreadable)?;
-    let extent = integer(parts.next()).ok_or_else(unreadable)?;
-    if extent == LATE {
+    let more_or_late = integer(parts.next()).ok_or_else(unreadable)?;
+    if more_or_late == LATE {
         return Ok(Reply::late(now_us));
     }
     let lease_end_ms = now_us / 1_000 + exchange.lease_ms;
@@ -197,7 +197,7 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
     };
     Ok(Reply {
         now_us,
-        more: extent != 0,
+        more: more_or_late != 0,
         is_late: false,
         batches,
         claims,

@@ -163,7 +163,7 @@ pub(in crate::keeper) struct Paying {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::keeper) enum Payment {
-    /// It was granted without waiting, and pays from the first renewal on that finds others waiting.
+    /// Not sent yet; or granted without waiting: then it pays from the first renewal on that finds others waiting.
     Nothing,
     /// Asking: a grant costs this if the request has to wait.
     Ahead { cost_us: u64 },
