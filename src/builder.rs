@@ -167,7 +167,8 @@ impl LimiterBuilder {
     /// Sets the runtime of the limiter's background task and connections.
     ///
     /// The runtime needs timers and IO ([`enable_all`]). Default: the runtime that first uses the limiter (not the runtime
-    /// on which it was connected), and the next runtime that uses it when the first one has ended.
+    /// on which it was connected), and the next runtime that uses it when the first one has ended. What answers operators runs on
+    /// the runtime on which it was connected, as long as that one lives.
     ///
     /// If the runtime lacks timers or IO, or does not run the task for half of `store_timeout` while requests wait or permits
     /// are held, the task moves to a thread of its own, as with [`dedicated_thread`](Self::dedicated_thread), with a

@@ -98,11 +98,12 @@ impl Keeper {
     }
 
     /// Moves a late driver to a thread of its own.
-    fn move_driver(self: &Arc<Self>) {
+    pub fn move_driver(self: &Arc<Self>) {
         let has_thread = self.home.move_to_thread().is_ok();
-        self.with_driver(|core, driver| driver.dismiss(core, has_thread));
         // Without another thread, which the system may deny, this runtime has to do.
         let runtime = self.home.runtime().filter(|_| has_thread);
+        let thread = runtime.as_ref().map(Handle::id);
+        self.with_driver(|core, driver| driver.dismiss(core, thread));
         let _ = self.start_driver_on(Ok(runtime.unwrap_or_else(Handle::current)));
     }
 

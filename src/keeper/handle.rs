@@ -310,7 +310,7 @@ impl KeeperHandle {
     /// Replaces the overrides in force.
     pub fn steer(&self, overrides: InForce) {
         let overrides = Arc::new(overrides);
-        // Without a runtime nothing ends them in time; the next step does.
+        // Without a runtime nothing ends them in time; the next driver does.
         self.act(|core| core.steer(overrides));
     }
 

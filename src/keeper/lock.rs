@@ -317,11 +317,12 @@ impl DriverState {
         core.log_unreleased();
     }
 
-    /// Dismisses a driver that is still late: another one takes over.
-    pub fn dismiss(&mut self, core: &mut Core, has_thread: bool) {
-        if self.is_late(core) {
+    /// Dismisses a driver that is still late, or does not run on this thread, where it would not be watched: another one takes over.
+    pub fn dismiss(&mut self, core: &mut Core, thread: Option<runtime::Id>) {
+        let is_elsewhere = !self.is_absent() && thread.is_some() && self.runtime != thread;
+        if is_elsewhere || self.is_late(core) {
             self.stage = DriverStage::Absent;
-            core.on_late_driver(has_thread);
+            core.on_late_driver(thread.is_some());
         }
     }
 

@@ -195,7 +195,7 @@ impl Core {
                 AcquireErrorKind::TimedOut
             };
             let entry = queue.entry(lease.seq());
-            let until = entry.map(|entry| leg.ends(entry.turn_began));
+            let until = entry.map(|entry| leg.ends(entry.turn_began_or(since)));
             return match until.filter(|until| *until > self.ctx.now) {
                 Some(until) => self.requests.set_asking(id, since, until),
                 None => self.refuse_leg(id, lease.seq(), kind),
@@ -479,7 +479,9 @@ impl Core {
     pub(super) fn refuse_sleepers(&mut self) {
         let is_over = |fee: &&Fee| {
             let fallback = || self.ctx.fallback(fee.limit_id(), fee.part, None);
-            matches!(fee.paid, Paid::Here(_)) && fallback() == FallbackInForce::Reject
+            matches!(fee.paid, Paid::Here(_))
+                && self.ctx.availability(fee.part) != Availability::Up
+                && fallback() == FallbackInForce::Reject
         };
         let sleepers = self.requests.sleepers().rev();
         let over = sleepers.filter_map(|(id, _)| {

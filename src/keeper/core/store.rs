@@ -17,7 +17,7 @@ use crate::{
         queue::{Doubt, PendingBatch},
     },
     leases::{Paid, ReportOutcome, StoreMoment},
-    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Refund, Wake},
+    ledger::{Batch, Charged, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError, Refund, Wake},
     limit::Limit,
     part::Part,
     store::{Event, ExchangeError, Failure, StoreError},
@@ -400,7 +400,7 @@ impl Core {
             let known = self.links[part].refunds.len();
             match result {
                 Ok(answer) => self.claim_answered(&sent, &answer, at),
-                Err(error) => outage = outage.or(self.claim_unusable(&sent, &error)),
+                Err(error) => outage = outage.or(self.claim_unusable(&sent, &error, at)),
             }
             // Newest claim first: a rate with a small burst can only undo its latest reserved start.
             let refunds = &mut self.links[part].refunds;
@@ -443,8 +443,16 @@ impl Core {
     }
 
     /// A ledger or a rate of the claim cannot be used. Returns an error that means that the store is down.
-    fn claim_unusable(&mut self, sent: &SentClaim<'_>, error: &LedgerError) -> Option<StoreError> {
+    fn claim_unusable(
+        &mut self,
+        sent: &SentClaim<'_>,
+        error: &LedgerError,
+        at: StoreMoment,
+    ) -> Option<StoreError> {
         let (availability, mut is_rate) = (error.availability(), true);
+        let failed = |ask: &ClaimAsk| sent.pending[ask.batch].failed;
+        // The fault is in the claim itself: a part of it may have been written.
+        let is_own = sent.claim.charges.is_empty() && !sent.claim.asks.iter().any(failed);
         let is_lost = error.is_lost();
         let error = StoreError::from(error);
         if let Some(limit) = self.limit_of(sent).filter(|_| !is_lost) {
@@ -454,16 +462,15 @@ impl Core {
         }
         for ask in &sent.claim.asks {
             let pending = &sent.pending[ask.batch];
-            let failed = pending.failed;
-            is_rate &= !failed;
-            // The other legs retry if the request continues without this one.
-            let availability = if failed {
-                availability
-            } else {
-                Availability::Up
+            is_rate &= !pending.failed;
+            let (not_after_us, availability) = match (pending.failed, is_own) {
+                (_, true) => (at.store_us, availability),
+                (true, _) => (0, availability),
+                // The other legs retry if the request continues without this one.
+                _ => (0, Availability::Up),
             };
             let queue = self.queues.without_listing(pending.queue);
-            queue.entry_unanswered(&mut self.ctx, ask.seq, 0, availability);
+            queue.entry_unanswered(&mut self.ctx, ask.seq, not_after_us, availability);
         }
         if let Asker::Account(id) = sent.asker {
             (self.accounting).on_report(id, ReportOutcome::Refused, &mut self.ctx, &mut self.links);

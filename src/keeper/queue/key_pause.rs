@@ -198,7 +198,8 @@ impl KeyPause {
             Some(end_us) => {
                 let ahead = Duration::from_micros(end_us.saturating_sub(at.store_us));
                 let ago = Duration::from_micros(at.store_us.saturating_sub(end_us));
-                let end = (now + ahead).checked_sub(ago).unwrap_or(now);
+                // From the sending, as with leases: the answer may be read long after it came.
+                let end = (at.sent + ahead).checked_sub(ago).unwrap_or(at.sent);
                 // The store may have lost a longer one, which is on its way there again.
                 let longer = known.filter(|pause| unsent && pause.end > end);
                 let end = longer.map_or(end, |pause| pause.end);
@@ -416,5 +417,21 @@ mod tests {
         assert_eq!(scene.pause.take_to_send(scene.now), None);
         assert!(!scene.answers(scene.now, None, false));
         assert!(!scene.pause.is_any());
+    }
+
+    /// The process stood still with the answer unread, and the pause is over.
+    #[test]
+    fn an_answer_that_is_read_late_begins_no_pause_anew() {
+        let mut scene = Scene::new();
+        let at = StoreMoment {
+            store_us: scene.store_us(scene.now),
+            sent: scene.now,
+        };
+        let end_ms = at.store_us / 1_000 + 9_000;
+        scene.now += 60 * SECOND;
+        scene.pause.follow(Some(end_ms), false, at, scene.now);
+        assert_eq!(scene.left(), None);
+        let now = scene.now;
+        assert!(!scene.answers(now, None, false), "nothing was lost");
     }
 }

@@ -661,6 +661,70 @@ fn a_request_beside_a_claim_that_cannot_be_written_is_decided_on() {
     }
 }
 
+/// The store's user may not write claims, though ledgers can be used: requests are refused, regardless of the fallback, and at once.
+#[test]
+fn a_claim_with_a_fault_of_its_own_is_refused() {
+    let (narrow, wide) = (
+        NARROW.fallback(Fallback::Allow),
+        WIDE.fallback(Fallback::Allow),
+    );
+    let mut world = World::under(1, &[&narrow, &wide, &RATE]);
+    let claim = world.claim(0, [1, 0].map(|limit| leg(limit, PATIENT)).into());
+    let sent = world.send(0);
+    let mut reply = world.run(&sent);
+    let message = "NOPERM this user has no permissions to run the 'zadd' command".to_owned();
+    reply.claims[0] = Err(LedgerError { message });
+    world.answer(0, &sent, reply);
+    assert_eq!(
+        refused(world.look(claim)),
+        Some(AcquireErrorKind::Misconfigured)
+    );
+    world.keepers[0].audit().expect("its books agree");
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0), "what was written is given back");
+}
+
+/// The wait under the second limit begins with its turn, also if the store does not answer.
+#[test]
+fn a_wait_is_not_used_up_by_an_earlier_one_when_the_store_is_silent() {
+    let limits = [&NARROW, &WIDE].map(|limit| limit.clone().fallback(Fallback::Local(1)));
+    let mut world = World::under(1, &[&limits[0], &limits[1], &RATE]);
+    let (narrow, _wide) = (world.hold(0), world.hold(1));
+    let asked = world.claim(0, vec![leg(0, PATIENT), leg(1, 2 * STORE_TIMEOUT)]);
+    world.settle();
+    world.pass(Duration::from_secs(2));
+    world.settle();
+    world.release(0, &narrow);
+    let released = world.send(0);
+    world.complete(0, &released);
+    let _unanswered = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    assert!(world.look(asked).is_none());
+}
+
+/// In memory every charge is one of this process, and nothing is an outage.
+#[test]
+fn an_update_refuses_nobody_who_waits_for_a_rate_in_memory() {
+    for fallback in [Fallback::Reject, Fallback::Share] {
+        let rate = RATE.fallback(fallback);
+        let mut core = Core::new(settings(0), false, Instant::now());
+        for limit in [&NARROW, &WIDE, &rate] {
+            core.add(limit).expect("valid");
+        }
+        let mut ask = || {
+            let legs = Demand::All(vec![leg(2, PATIENT)]);
+            core.submit_unlabelled(&legs).expect("open")
+        };
+        let asked: Vec<_> = (0..2).map(|_| ask()).collect();
+        core.revise(&[&NARROW.clone().max_waiters(7)])
+            .expect("valid");
+        for asked in asked {
+            let answer = core.collect(asked, false);
+            assert!(answer.is_none_or(|answer| answer.is_ok()), "{fallback:?}");
+        }
+    }
+}
+
 /// The limit of a rate is switched off while a request is in flight that it would delay or refuse.
 #[test]
 fn a_rate_that_is_switched_off_delays_no_request_in_flight() {

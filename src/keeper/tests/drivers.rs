@@ -206,6 +206,19 @@ fn a_driver_that_has_moved_does_nothing_where_it_was() {
     });
 }
 
+/// It would run where no watchdog looks for it any more.
+#[test]
+fn a_late_driver_that_runs_while_its_thread_is_started_moves_too() {
+    let keeper = keeper_of(Arc::new(Silent::default()));
+    let (late, other) = (runtime(), runtime());
+    late.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
+    submit(&keeper);
+    keeper.with_driver(|core, driver| drop(driver.next_step(core, 1)));
+    other.block_on(async { keeper.move_driver() });
+    assert!(keeper.home.has_thread());
+    assert!(keeper.with_driver(|_, driver| !driver.is_present(1)));
+}
+
 /// A test that fails drops its runtime, and so the driver, while its thread panics.
 #[test]
 fn a_driver_that_ends_with_a_panicking_thread_did_not_panic() {

@@ -388,6 +388,11 @@ impl Entry {
         }
     }
 
+    /// When its turn began, or if it has not, this moment.
+    pub fn turn_began_or(&self, asked: Instant) -> Instant {
+        if self.begun { self.turn_began } else { asked }
+    }
+
     /// Whether it may wait, for this long from the beginning of its turn.
     pub fn may_wait(&self, wait: Duration, now: Instant) -> bool {
         self.waits && (!self.begun || self.turn_began + wait > now)
