@@ -128,8 +128,9 @@ impl LimiterBuilder {
     ///
     /// After this time the limit's [`fallback`](crate::Limit::fallback) decides, and a longer pause of the store counts as
     /// an outage. Reconnecting has to fit into this time. It takes four round trips, five with TLS 1.3 and six with TLS 1.2.
-    /// With Sentinel, and in a cluster if the hash slot has moved, it takes three to six more to find the server; if they
-    /// exceed this time, the next attempt goes on with the server that was found.
+    /// With Sentinel, and in a cluster at the first connection to most parts and if a hash slot has moved, it takes three to six more
+    /// to find the server; if they exceed this time, the fallback decides until the next attempt, which goes on with the server
+    /// that was found.
     pub fn store_timeout(mut self, store_timeout: Duration) -> Self {
         self.store_timeout = store_timeout;
         self

@@ -226,7 +226,7 @@ impl Core {
             Transition::StaysOpen => {
                 self.each_queue(Some(id.part), |queue, ctx| queue.releases.forget(ctx.now));
                 // Its address may be wrong.
-                if self.reach.reminds(self.ctx.now) {
+                if failure != Failure::Refused && self.reach.reminds(self.ctx.now) {
                     let error = why.to_owned();
                     self.ctx.log(LogEvent::StoreNeverReached { error });
                 }

@@ -101,7 +101,7 @@ impl Queue {
         }
         if !self.entries.is_introducing() {
             // After a stall, leases that have ended may be among them until all that is due is done.
-            pending.own_held = if ctx.has_overdue {
+            pending.own_held = if ctx.has_overdue || self.renewals.is_in_parts() {
                 0
             } else {
                 self.entries.held().in_store

@@ -48,6 +48,11 @@ impl Renewals {
         *next = earliest(*next, Some(at));
     }
 
+    /// Whether it has looked at a part of what is due, and pauses before the rest.
+    pub fn is_in_parts(&self) -> bool {
+        self.scan.is_some()
+    }
+
     pub fn next_due(&self) -> Option<Instant> {
         self.at
     }

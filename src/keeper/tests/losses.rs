@@ -127,7 +127,8 @@ fn a_renewal_finds_the_loss_and_newcomers_come_last() {
 /// G8: after a stall longer than a lease, so many permits end in several steps. Until then their slots are no loss.
 #[test]
 fn a_stall_longer_than_many_leases_is_no_loss() {
-    let mut world = World::new(1, &Limit::concurrent("a", 9_000));
+    let limit = Limit::concurrent("a", 9_000).fallback(Fallback::Reject);
+    let mut world = World::new(1, &limit);
     let streams: Vec<_> = (0..3_000).map(|_| world.ask(0, Duration::ZERO)).collect();
     world.settle();
     assert!(streams.iter().all(|stream| held(world.collect(0, stream))));
@@ -135,6 +136,7 @@ fn a_stall_longer_than_many_leases_is_no_loss() {
     let newcomer = world.ask(0, Duration::ZERO);
     world.settle();
     assert!(held(world.collect(0, &newcomer)));
+    assert!(!world.keepers[0].context().is_recovering());
     assert_eq!((world.tell(), world.ledger().0), (0, 1));
 }
 
