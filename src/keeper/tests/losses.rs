@@ -666,7 +666,7 @@ fn a_return_ends_although_a_connection_is_made_meanwhile() {
 fn a_loss_that_was_not_told_in_its_time_is_not_told_later() {
     let mut world = World::new(2, &TWO);
     let _streams = [(); 2].map(|()| world.stream(1));
-    let waiter = world.ask(0, PATIENT);
+    let [waiter, ..] = [(); 3].map(|()| world.ask(0, PATIENT));
     world.settle();
     let settle = |world: &mut World| loop {
         let now = world.local();
@@ -675,9 +675,11 @@ fn a_loss_that_was_not_told_in_its_time_is_not_told_later() {
         };
         world.complete(0, &sent);
     };
+    world.pass(Duration::from_millis(1));
     world.ledgers.lose_ledgers();
     let _newcomer = world.ask(0, PATIENT);
     settle(&mut world);
+    assert!(world.keepers[0].context().is_recovering());
     for _ in 0..3 {
         world.pass(RETURN);
         settle(&mut world);
