@@ -563,6 +563,21 @@ fn grants_that_a_loss_has_made_possible_are_given_back() {
     }
 }
 
+/// G1: a claim that is granted a slot of a ledger that was evicted does not stand for the permit that is missing there.
+#[test]
+fn a_claim_finds_that_a_key_is_lost() {
+    let limits = [TWO, Limit::concurrent("b", 1).fallback(Fallback::Reject)];
+    let mut world = World::under(1, &limits.each_ref());
+    let _stream = world.stream(0);
+    world.pass(Duration::from_millis(1));
+    world.ledgers.lose_ledgers();
+    let _both = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
+    let sent = world.send(0);
+    assert_eq!(sent.exchange.claims.len(), 1);
+    world.complete(0, &sent);
+    assert!(world.keepers[0].context().is_recovering());
+}
+
 /// G1: the store loses all data twice within milliseconds, and the second message looks like an echo of the first.
 #[test]
 fn a_second_message_of_a_loss_is_a_reason_to_ask() {
