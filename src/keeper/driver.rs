@@ -366,7 +366,7 @@ async fn check_until_idle(keeper: &Arc<Keeper>, watched: &mut Option<runtime::Id
 /// Dropped with the watchdog, even one that was dropped with its runtime before its first poll.
 struct WatchGuard {
     keeper: Arc<Keeper>,
-    /// `None`: it is not watched any more.
+    /// `None`: the watch is over.
     runtime: Option<runtime::Id>,
     has_panicked: bool,
 }

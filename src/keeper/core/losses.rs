@@ -9,8 +9,8 @@
 //! | permits back | holders that the store lacks are adopted: `queue/exchange.rs` (`renewed`, then `take_by_name`, `adopted`) | the same |
 //! | over | after a time, and one more query: here (`check_returns`, `on_generation`) | after a time |
 //!
-//! A failover to a replica that lacks the last writes keeps the generation: it is no loss of data. Each process has a new
-//! connection, and so introduces its holders; what it finds missing then is adopted, without a return, and told to nobody.
+//! A failover to a replica that lacks the last writes keeps the generation, and does not count as a loss of data. Each process
+//! has a new connection, and so introduces its holders. The store adopts missing ones, without a return, and no process is told.
 //!
 //! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits
 //! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted

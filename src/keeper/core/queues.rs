@@ -187,8 +187,8 @@ impl Queues {
         member.queue.after_change(ctx);
         let kind = match member.kind {
             _ if member.queue.has_newcomers() => Some(WorkKind::Newcomers),
-            // All its newcomers have left: those of other queues do not wait behind its remaining work. If none remains, the next
-            // exchange finds that out, which costs less than leaving the row now.
+            // All its newcomers have left: those of other queues do not wait behind its remaining work. If no work
+            // remains, the next exchange finds that out, which costs less than leaving the row now.
             Some(_) => Some(WorkKind::Others),
             None => member.queue.has_work().then_some(WorkKind::Others),
         };

@@ -1,4 +1,4 @@
-//! Timers of the core, which a single sleep of the driver serves; what is done when they are due, and how much of it in a step.
+//! Timers of the core, for which the driver sleeps once; the work that is due, and its amount in a step.
 
 use tokio::time::Instant;
 

@@ -230,7 +230,7 @@ impl Queue {
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             is_lost |= self.renewed(ctx, *seq, standing, at);
         }
-        // What is missing during an introduction is being adopted: the loss was found before, or the connection is new, as after a
+        // Holders missing during an introduction are being adopted: the loss was found before, or the connection is new, as after a
         // failover, and every replica introduces its own holders.
         let finds_loss = is_lost && !is_introducing;
         if finds_loss {

@@ -28,6 +28,16 @@ impl World {
         stream
     }
 
+    /// What another process tells that finds a loss of all data.
+    fn loss_of_all(&mut self) -> Event {
+        let now = self.local();
+        let hello = self.keepers[0].begin_step(now).hello(Part::default());
+        let query = hello.exchange.generation_query.as_ref().expect("it asks");
+        let lost = Event::Lost(query.key.to_string());
+        self.complete(0, &hello);
+        lost
+    }
+
     /// Tells all replicas of the losses found since the last call. Returns the number of ledgers among them.
     fn tell(&mut self) -> usize {
         let (now, lost) = (self.local(), mem::take(&mut self.lost));
@@ -583,11 +593,7 @@ fn a_claim_finds_that_a_key_is_lost() {
 fn a_second_message_of_a_loss_is_a_reason_to_ask() {
     let mut world = World::new(1, &TWO);
     let _stream = world.stream(0);
-    let now = world.local();
-    let hello = world.keepers[0].begin_step(now).hello(Part::default());
-    let query = hello.exchange.generation_query.as_ref().expect("it asks");
-    let lost = Event::Lost(query.key.to_string());
-    world.complete(0, &hello);
+    let (now, lost) = (world.local(), world.loss_of_all());
     world.keepers[0]
         .begin_step(now)
         .on_event(Part::default(), &lost);
@@ -630,11 +636,7 @@ impl World {
 #[test]
 fn a_return_ends_in_a_process_without_requests_too() {
     let mut world = World::new(1, &TWO);
-    let now = world.local();
-    let hello = world.keepers[0].begin_step(now).hello(Part::default());
-    let query = hello.exchange.generation_query.as_ref().expect("it asks");
-    let lost = Event::Lost(query.key.to_string());
-    world.complete(0, &hello);
+    let (now, lost) = (world.local(), world.loss_of_all());
     world.keepers[0]
         .begin_step(now)
         .on_event(Part::default(), &lost);
@@ -656,11 +658,7 @@ fn a_return_ends_in_a_process_without_requests_too() {
 #[test]
 fn a_return_ends_although_a_connection_is_made_meanwhile() {
     let mut world = World::new(1, &TWO);
-    let now = world.local();
-    let hello = world.keepers[0].begin_step(now).hello(Part::default());
-    let query = hello.exchange.generation_query.as_ref().expect("it asks");
-    let lost = Event::Lost(query.key.to_string());
-    world.complete(0, &hello);
+    let (now, lost) = (world.local(), world.loss_of_all());
     let core = world.keepers[0].begin_step(now);
     core.on_event(Part::default(), &lost);
     core.on_event(Part::default(), &Event::Disconnected);
