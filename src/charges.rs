@@ -9,7 +9,6 @@ use std::{
 };
 
 use futures_util::future::Either;
-use tokio::time::Instant;
 
 use crate::{
     error::{AcquireError, AcquireErrorKind},
@@ -18,7 +17,7 @@ use crate::{
     leases::{Account, Fee, Settled},
     limit::Limit,
     permit::{Permit, Share, WeakShare},
-    status::{Quota, QuotaReader},
+    status::Quota,
     telemetry::{Cost, UnknownRates},
 };
 
@@ -155,7 +154,7 @@ impl Budget {
     pub fn remaining(&self) -> Option<u32> {
         let rate = self.0.as_ref()?;
         let share = rate.permit.upgrade()?;
-        let quota = share.keeper.quota_of(rate.fee(), QuotaReader::Handler);
+        let quota = share.keeper.quota_of(rate.fee());
         quota.map(|quota| quota.remaining)
     }
 
@@ -198,24 +197,13 @@ impl PermitRate {
         });
         charges.iter().map(Fee::paid_cost).sum()
     }
-
-    /// Records that the rate refused to charge the permit.
-    fn note_refusal(&self, share: &Share, error: &AcquireError) {
-        if let (AcquireErrorKind::TooSoon, Some(rest)) = (error.kind(), error.retry_after()) {
-            let until = Instant::now() + rest;
-            self.change(share, |account| {
-                account.refuse(until);
-                None
-            });
-        }
-    }
 }
 
 impl Share {
     /// The state of the permit's rates, which may be newer than at its admission.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = Quota> {
         let fees = self.leases.open_accounts().iter();
-        fees.filter_map(|fee| self.keeper.quota_of(fee, QuotaReader::Client))
+        fees.filter_map(|fee| self.keeper.quota_of(fee))
     }
 }
 
@@ -246,11 +234,8 @@ async fn charged(mut request: PermitRequest, rate: PermitRate) -> Result<u32, Ac
             granted.keeper.cancel_granted(granted.taken);
             Ok(0)
         }
-        (Err(mut error), share) => {
+        (Err(mut error), _) => {
             error.details.is_shared = rate.fee().key == Key::SHARED;
-            if let Some(share) = share {
-                rate.note_refusal(&share, &error);
-            }
             Err(error)
         }
     }

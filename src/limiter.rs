@@ -94,7 +94,7 @@ impl Limiter {
     /// When a rate changes, a key's use stays the same in units and drains at the new rate: see [Keys and
     /// policies](crate::guide::keys#trying-and-changing-a-limit).
     ///
-    /// An [adaptive](crate::Scope::adapt) limit keeps its bounds. The wait does not change: each layer and semaphore keeps its own. Update the other replicas too. While they differ,
+    /// An [adaptive](crate::Scope::adapt) limit keeps its bounds. Layers and semaphores keep their waits; [`limit`](Self::limit) returns the longer of the known and the new one. Update the other replicas too. While they differ,
     /// the largest value of a concurrency limit applies, and each replica charges a rate by its own value.
     ///
     /// Layers and semaphores created afterwards may pass the limit with its first values or its new values, or the result
@@ -105,13 +105,16 @@ impl Limiter {
     /// Returns an error if a value is out of range, or if a fixed setting would change: whether the limit is a rate, whether
     /// it is [fair](Limit::fair), or its class.
     pub fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
-        // Only a scope or a file sets them.
-        let bounds = self
-            .keeper
-            .updated(limit.name())
-            .and_then(|known| known.adapt());
-        let adapted = bounds.map(|bounds| limit.clone().adapted(bounds));
-        self.keeper.update(&[adapted.as_ref().unwrap_or(limit)])
+        let mut limit = limit.clone();
+        if let Some(known) = self.keeper.updated(limit.name()) {
+            let wait = known.wait().max(limit.wait());
+            limit = limit.wait_up_to(wait);
+            // Only a scope or a file sets them.
+            if let Some(bounds) = known.adapt() {
+                limit = limit.adapted(bounds);
+            }
+        }
+        self.keeper.update(&[&limit])
     }
 
     /// Returns the limit with this name and its current values, for another [`Semaphore`](crate::Semaphore) or layer.

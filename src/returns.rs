@@ -170,8 +170,8 @@ impl<K: Copy + Eq + Hash> Returns<K> {
             .min()
     }
 
-    /// Whether the time for permits to return to this part is over: the store is asked once more. True once.
-    pub(crate) fn is_to_be_confirmed(&mut self, part: Part, now: Instant) -> bool {
+    /// Whether the store is to be asked once more, since the time for permits to return to this part is over. True once.
+    pub(crate) fn begin_last_query(&mut self, part: Part, now: Instant) -> bool {
         let over = self.by_part[part.number()].as_mut();
         let over = over.filter(|one| one.until <= now && !one.is_asked);
         over.map(|one| one.is_asked = true).is_some()

@@ -165,11 +165,16 @@ impl Semaphore {
         Ok(self)
     }
 
-    /// With the cost of a request at the last limit, and whether a cost above the burst counts as the burst.
+    /// With settings of a file for the last limit, which were checked: the cost of a request, whether a cost above the burst
+    /// counts as the burst, and the key's own value.
     #[cfg(feature = "config")]
-    pub(crate) fn charging(mut self, cost: u32, clamps: bool) -> Self {
+    pub(crate) fn with_file_settings(
+        mut self,
+        (cost, clamps): (u32, bool),
+        value: Option<LimitValue>,
+    ) -> Self {
         let bound = self.last();
-        (bound.cost, bound.clamps) = (cost, clamps);
+        (bound.cost, bound.clamps, bound.value) = (cost, clamps, value);
         self
     }
 

@@ -59,15 +59,6 @@ pub struct ShutdownReport {
     pub unconfirmed: usize,
 }
 
-/// The reader of a quota.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum QuotaReader {
-    /// The handler, which already knows of its own refused charges.
-    Handler,
-    /// The client: a rate that refused a charge of the handler counts as used up until that charge could be made.
-    Client,
-}
-
 /// State of one limit when a request was admitted or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {

@@ -397,6 +397,35 @@ fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
         until("the silent connection is gone", || {
             !asking().contains(&before[0])
         });
+        for node in [to, from] {
+            node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
+        }
+        until_granted(&semaphore).await;
+        until("there is none after the migration", || asking().is_empty());
+    });
+}
+
+/// G8: `Share` divides by the replicas counted at the node of a part, including those without work there.
+#[test]
+fn an_idle_replica_follows_a_hash_slot() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        let limiter = replica(&cluster).await;
+        let limit = Limit::concurrent("a", 1).fallback(Fallback::Share);
+        let semaphore = limiter.semaphore(limit, "a").unwrap();
+        let (slot, _, to) = way(&cluster, &semaphore).await;
+        let counted = |node: &RedisServer| {
+            let channels = node.cli(&["PUBSUB", "CHANNELS", "turnstile:wake:*all"]);
+            channels.lines().filter(|line| !line.is_empty()).count()
+        };
+        until("all parts are counted somewhere", || {
+            cluster.nodes().map(counted).sum::<usize>() == 16
+        });
+        let before = counted(to);
+        let slot = slot.parse().expect("a number");
+        let next = (cluster.owner(slot) + 1) % 3;
+        block_in_place(|| cluster.move_slot(slot, next, Duration::ZERO));
+        until("it is counted at the new node", || counted(to) > before);
     });
 }
 

@@ -89,18 +89,22 @@ impl LiveConfig {
     ///
     /// If the configuration has faults, or the limiter has a limit of the same name with different values.
     pub fn new(config: &Config, limiter: &Limiter) -> Result<Self, ConfigFileError> {
-        let mut checked = Checked::new(config)?;
-        register(limiter, &BTreeMap::new(), &mut checked)?;
-        let known = checked.limits.clone();
-        let layers = RouteLayers::new(config, checked, limiter, Vec::new())?;
-        Ok(Self(Arc::new(Live {
+        let nothing = Config {
+            store: config.store.clone(),
+            unlimited: true,
+            ..Config::default()
+        };
+        let layers = RouteLayers::new(&nothing, Checked::new(&nothing)?, limiter, Vec::new())?;
+        let live = Self(Arc::new(Live {
             limiter: limiter.clone(),
             layers: ArcSwap::from_pointee(layers),
             changing: Mutex::new(Changing {
-                config: config.clone(),
-                known,
+                config: nothing,
+                known: BTreeMap::new(),
             }),
-        })))
+        }));
+        live.reload(config)?;
+        Ok(live)
     }
 
     /// The layers currently in force.
@@ -197,15 +201,10 @@ impl LiveConfig {
     pub fn semaphore(&self, limit: &Limit, caller: &str) -> Result<Semaphore, ConfigFileError> {
         let layers = self.0.layers.load();
         let (checked, key, value) = layers.caller(limit.name(), caller)?;
-        let (cost, clamps) = checked.cost();
         let path = format!("limits.{}", limit.name());
         let fault = |error: ConfigError| ConfigFileError::of(&path, error.to_string());
         let semaphore = self.0.limiter.semaphore(limit, key).map_err(fault)?;
-        let semaphore = semaphore.charging(cost, clamps);
-        match value {
-            Some(value) => semaphore.value(value).map_err(fault),
-            None => Ok(semaphore),
-        }
+        Ok(semaphore.with_file_settings(checked.cost(), value))
     }
 
     /// Like [`semaphore`](Self::semaphore), for a tenant of a [fair](crate::Limit::fair) limit, with the tenant's share.
@@ -273,7 +272,7 @@ impl LiveConfig {
         let mut changing = locked(&live.changing);
         changing.check(config, &checked, &live.limiter)?;
         // A name that is new in this configuration may meanwhile be used in code, for another limit.
-        register(&live.limiter, &changing.known, &mut checked)?;
+        changing.register(&mut checked, &live.limiter)?;
         let known = checked.limits.clone();
         let edits = live.layers.load().edits.clone();
         let layers = RouteLayers::new(config, checked, &live.limiter, edits)?;
@@ -368,22 +367,18 @@ impl Changing {
         }
         faults.into_result()
     }
-}
 
-/// Registers the limits that are not known yet. All checked limits then refer to the limiter's.
-fn register(
-    limiter: &Limiter,
-    known: &BTreeMap<String, CheckedLimit>,
-    checked: &mut Checked,
-) -> Result<(), ConfigFileError> {
-    let mut faults = Faults::default();
-    for (name, CheckedLimit { limit, .. }) in &mut checked.limits {
-        if !known.contains_key(name) {
-            faults.take(&format!("limits.{name}"), limiter.keeper().register(limit));
+    /// Registers the limits that are not known yet. All checked limits then refer to the limiter's.
+    fn register(&self, checked: &mut Checked, limiter: &Limiter) -> Result<(), ConfigFileError> {
+        let mut faults = Faults::default();
+        for (name, CheckedLimit { limit, .. }) in &mut checked.limits {
+            if !self.known.contains_key(name) {
+                faults.take(&format!("limits.{name}"), limiter.keeper().register(limit));
+            }
+            *limit = limit.clone().registered_at(limiter.keeper().replica());
         }
-        *limit = limit.clone().registered_at(limiter.keeper().replica());
+        faults.into_result()
     }
-    faults.into_result()
 }
 
 impl Routing for Live {

@@ -92,6 +92,8 @@ impl Config {
     /// # }
     /// ```
     ///
+    /// For tools and tests: with a metrics recorder it adds series for the limits of the configuration.
+    ///
     /// # Errors
     ///
     /// If the configuration has faults.

@@ -56,10 +56,6 @@ pub(super) enum LogEvent {
         cause: Cause,
         error: String,
     },
-    /// The store has never answered since the limiter was created.
-    StoreNeverReached {
-        error: String,
-    },
     StoreBack,
     /// Permits return to a store that has lost its data.
     ReturnBegins,
@@ -175,12 +171,6 @@ impl LogEvent {
         let (namespace, store) = names;
         match self {
             Self::Trouble { cause, error } => write_trouble(names, cause, &error),
-            Self::StoreNeverReached { error } => tracing::warn!(
-                namespace,
-                store,
-                error,
-                "the store has not been reached since the start: the fallback of each limit applies"
-            ),
             Self::StoreBack => tracing::info!(namespace, store, "the store is back"),
             Self::ReturnBegins => tracing::warn!(
                 namespace,

@@ -20,7 +20,7 @@ use crate::{
     operable::{ControlTask, Cursor, LimitLook, RefusalNote, Seen, Which},
     overrides::{InForce, LocalRecord},
     permit_id::PermitId,
-    status::{Quota, QuotaReader, ShutdownReport, Status, Usage},
+    status::{Quota, ShutdownReport, Status, Usage},
     store::StoreError,
     sync::{Confirmation, Inquiry},
     telemetry::{Cost, LimitMeter, UnknownRates},
@@ -185,8 +185,8 @@ impl KeeperHandle {
     }
 
     /// The state of a rate, as far as this permit knows it.
-    pub fn quota_of(&self, fee: &Fee, reader: QuotaReader) -> Option<Quota> {
-        (self.keeper).with(|core| core.account_quota(fee, reader))
+    pub fn quota_of(&self, fee: &Fee) -> Option<Quota> {
+        (self.keeper).with(|core| core.account_quota(fee))
     }
 
     fn close_accounts(&self, leases: &Leases) {

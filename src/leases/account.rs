@@ -100,8 +100,6 @@ pub(crate) struct Account {
     is_closed: bool,
     /// The latest report was refused, so the next one is not urgent.
     was_refused: bool,
-    /// The rate refused the latest charge, and would have admitted it at this time.
-    refused_until: Option<Instant>,
 }
 
 /// A part of a charge to refund.
@@ -304,7 +302,6 @@ impl Account {
             is_settled: false,
             is_closed: false,
             was_refused: false,
-            refused_until: None,
         };
         account.add(fee.paid_cost(), fee.paid);
         account
@@ -321,20 +318,10 @@ impl Account {
 
     /// Adds another charge. Returns the excess; after settlement, the whole cost.
     pub(crate) fn charge(&mut self, cost: u32, paid: Paid) -> u64 {
-        self.refused_until = None;
         self.add(cost, paid);
         let excess = if self.is_settled { cost.into() } else { 0 };
         self.excess += excess;
         excess
-    }
-
-    /// Notes that the rate refused a charge, and when the rate would admit it.
-    pub(crate) fn refuse(&mut self, until: Instant) {
-        self.refused_until = Some(until);
-    }
-
-    pub(crate) fn refused_until(&self) -> Option<Instant> {
-        self.refused_until
     }
 
     fn add(&mut self, cost: u32, paid: Paid) {

@@ -73,7 +73,7 @@ pub(crate) const PAYER_BYTES: usize = TENANT_CHARS + NUMBER_CHARS;
 /// A report: its tenant, and two numbers.
 pub(crate) const REPORT_BYTES: usize = TENANT_CHARS + 2 * NUMBER_BYTES;
 /// A text of the lines.
-pub(crate) const PLACE_CHARS: usize = COST_AT - 1 + NUMBER_CHARS;
+pub(crate) const LINED_CHARS: usize = COST_AT - 1 + NUMBER_CHARS;
 /// Numbers of a charge's reply, if the charge succeeded.
 pub(crate) const CHARGED_REPLY: usize = 6;
 

@@ -254,13 +254,13 @@ impl Shared {
         state.clock = Some((now_ms, now));
         (state.members, state.joined_at) = (members, now);
         state.join_at = now + JOIN_EVERY.mul_f64(0.9 + 0.1 * fastrand::f64());
-        let known = mem::take(&mut state.differing);
         for ((limit, declared), others) in limits.into_iter().zip(others) {
             let Some(declared) = declared else { continue };
             let Some((replica, other)) = others.differing(declared) else {
                 continue;
             };
-            if known.get(&limit) != Some(other) {
+            // It stays known: after a loss of data, replicas return to the roster one by one.
+            if state.differing.insert(limit.clone(), *other) != Some(*other) {
                 tracing::warn!(
                     limit,
                     %declared,
@@ -269,7 +269,6 @@ impl Shared {
                     "another replica declares another value of this limit: the largest applies"
                 );
             }
-            state.differing.insert(limit, *other);
         }
         Ok(())
     }

@@ -59,7 +59,7 @@ pub struct LimitRow {
     pub unit: Option<String>,
     /// `enforce`, `shadow` or `off`: [`Mode::as_str`](crate::Mode::as_str).
     pub mode: String,
-    /// How long a request may queue, in milliseconds; if uses of the limit differ, the longest.
+    /// How long a request may queue, in milliseconds; if replicas differ, the longest; if uses within a replica differ, that of the first, of the latest file, or of an update if it is longer.
     pub wait_ms: u64,
     /// Longest queue of a key; if replicas differ, the longest.
     pub max_waiters: u32,

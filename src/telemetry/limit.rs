@@ -263,7 +263,7 @@ impl LimitMeter {
         } else {
             &self.unkeyed
         };
-        series.of(&self.labels).increment(1);
+        shielded(|| series.of(&self.labels).increment(1));
     }
 
     /// A recorder is foreign code: a panic in it stops here, since the slot in transit must still arrive.
@@ -319,7 +319,7 @@ impl LimitMeter {
 
     /// A response was aborted with its slot.
     pub(crate) fn aborted(&self, kind: LostErrorKind) {
-        self.aborted.of(kind).of(&self.labels).increment(1);
+        shielded(|| self.aborted.of(kind).of(&self.labels).increment(1));
     }
 }
 

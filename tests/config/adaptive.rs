@@ -41,3 +41,27 @@ async fn a_reload_changes_the_bounds() {
     assert_eq!(semaphore.usage().await.unwrap().max, 7);
     drop(permit);
 }
+
+/// A limit that was taken before a reload stands for that of today.
+#[test]
+fn a_caller_may_have_a_value_within_new_bounds() {
+    let file = |ceiling: u32, acme: u32| {
+        let text = format!(
+            "
+            unlimited = true
+            [limits.gpu]
+            concurrent = 8
+            key = {{ header = 'x-api-key' }}
+            unrouted = true
+            outcome = {{ slower_than = '2s' }}
+            adapt = {{ floor = 4, ceiling = {ceiling} }}
+            overrides = {{ acme = {acme} }}
+            "
+        );
+        Config::from_toml(&text).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let live = LiveConfig::new(&file(16, 12), &Limiter::in_memory()).unwrap();
+    let gpu = live.limit("gpu").expect("it is in the file");
+    live.reload(&file(64, 32)).unwrap();
+    assert!(live.semaphore(&gpu, "acme").is_ok());
+}

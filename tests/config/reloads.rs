@@ -487,3 +487,20 @@ fn a_limit_that_code_has_changed_is_compared() {
         .unwrap_err();
     assert_eq!(error.kind(), ConfigErrorKind::Value);
 }
+
+/// A file that does not fit has no effect.
+#[test]
+fn a_file_meets_the_limits_of_code() {
+    let limiter = Limiter::in_memory();
+    let _jobs = limiter.semaphore(Limit::concurrent("jobs", 5), "").unwrap();
+    let file = |jobs: u32, other: u32| {
+        config(&format!(
+            "unlimited = true
+            limits.a = {{ concurrent = {other}, unrouted = true }}
+            limits.jobs = {{ concurrent = {jobs}, unrouted = true }}"
+        ))
+    };
+    LiveConfig::new(&file(6, 1), &limiter).unwrap_err();
+    let live = LiveConfig::new(&file(5, 2), &limiter).unwrap();
+    assert_eq!(live.limit("a").unwrap().max(), 2);
+}

@@ -31,11 +31,11 @@ use crate::{
 
 /// Time limit for tests of the unchanged source.
 const UNBROKEN_LIMIT: Duration = Duration::from_secs(600);
-/// A mutant counts as hanging, and so as caught, if its tests take this many times as long as the whole suite without
-/// it.
-const HANGS_AFTER: u32 = 10;
+/// A mutant counts as hanging, and so as caught, if its tests take this many times as long as those of all selected
+/// mutants without it.
+const HANGS_AFTER: u32 = 2;
 /// Minimum time limit.
-const MIN_LIMIT: Duration = Duration::from_secs(30);
+const MIN_LIMIT: Duration = Duration::from_secs(90);
 /// How long other tests may still fail after the first failure.
 const GRACE: Duration = Duration::from_secs(1);
 

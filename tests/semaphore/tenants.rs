@@ -208,6 +208,13 @@ fn a_limit_is_fair_everywhere_or_nowhere() {
     assert!(error.to_string().contains("fair true and false"), "{error}");
     let error = limiter.update(&plain).unwrap_err();
     assert_eq!(error.kind(), ConfigErrorKind::Conflict);
+    // The wait stays, and need not be repeated.
+    limiter
+        .update(&Limit::concurrent("jobs", 7).fair())
+        .unwrap();
+    let known = limiter.limit("jobs").expect("known");
+    let waits = Limit::concurrent("jobs", 7).wait_up_to(GUARD).fair();
+    assert_eq!(known, waits);
 }
 
 /// The limiter has checked the wait of the limit that it returns.

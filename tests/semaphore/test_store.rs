@@ -9,10 +9,7 @@ use tower_turnstile::{
     test_util::TestStore,
 };
 
-use crate::{
-    backend::{Backend, queue, soon, start, until_free, until_up, until_waiting, usage},
-    support::log::log,
-};
+use crate::backend::{Backend, queue, soon, start, until_free, until_up, until_waiting, usage};
 
 const ONE: Limit = Limit::concurrent("one", 1).wait_up_to(Duration::from_secs(60));
 /// Without the store, requests are refused.
@@ -169,18 +166,6 @@ async fn a_limiter_starts_while_the_store_is_down() {
     store.come_back();
     until_up(&limiter).await;
     assert!(strict.acquire().await.is_ok());
-}
-
-/// The store's address may be wrong, and the first warning long forgotten.
-#[tokio::test(start_paused = true)]
-async fn a_store_that_was_never_reached_is_in_the_log_each_minute() {
-    let (store, log) = (TestStore::new(), log());
-    store.go_down();
-    let _limiter = connect(Limiter::builder().namespace("never-reached"), &store).await;
-    sleep(Duration::from_secs(190)).await;
-    let warned = log.lines_with("has not been reached since the start");
-    let ours = warned.iter().filter(|line| line.contains("never-reached"));
-    assert_eq!(ours.count(), 3, "{warned:?}");
 }
 
 #[tokio::test(start_paused = true)]

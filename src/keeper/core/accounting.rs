@@ -18,7 +18,7 @@ use crate::{
     limit::{LimitId, LimitValue, Mode},
     operable::{RateLook, Standings, TenantStanding},
     part::{Part, Parts},
-    status::{Quota, QuotaReader},
+    status::Quota,
     telemetry::Cost,
 };
 
@@ -283,23 +283,8 @@ impl Accounting {
     }
 
     /// The state of a rate after this permit's latest charge, including its spending since.
-    pub fn quota(
-        &self,
-        fee: &Fee,
-        reader: QuotaReader,
-        ctx: &Context,
-        links: &[Link],
-    ) -> Option<Quota> {
+    pub fn quota(&self, fee: &Fee, ctx: &Context, links: &[Link]) -> Option<Quota> {
         let account = self.accounts.get(fee.id);
-        let refused_until = account.and_then(Account::refused_until);
-        if let Some(until) = refused_until.filter(|until| *until > ctx.now)
-            && reader == QuotaReader::Client
-        {
-            return Some(Quota {
-                reset: Some(until - ctx.now),
-                ..fee.limit.quota(fee.max)
-            });
-        }
         let paid = account.map_or(Some(fee.paid), Account::latest)?;
         let level = Level::after(paid, ctx.now, ctx, &links[fee.part])?;
         let unsent = account.map_or(0, Account::unsent);

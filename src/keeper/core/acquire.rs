@@ -143,7 +143,7 @@ impl Core {
             }
             lease
         });
-        // A request of this one slot lists it when it asks the store for it.
+        // For a request of this one slot, the queue is listed when the store is asked.
         if is_reused || !requester.alone {
             self.queues.list(&mut self.ctx, id);
         }
@@ -189,7 +189,7 @@ impl Core {
             let alone = request.alone;
             self.requests.open(id);
             if !alone {
-                self.unlist(id);
+                self.unask(id);
             }
         }
         match decided.decision {
@@ -273,14 +273,14 @@ impl Core {
             let entry = self.queues[lease.queue].entry(lease.seq());
             entry.is_some_and(Entry::is_shadow)
         };
-        let listed = match request.next(&self.queues, &self.ctx) {
+        let by_queue = match request.next(&self.queues, &self.ctx) {
             _ if request.alone => Some(0),
             // In shadow mode a request does not queue.
             Next::Slot(number) if !is_shadow(&request.legs[number].lease) => Some(number),
             _ => None,
         };
-        let listed = listed.map(|number| request.legs[number].lease.clone());
-        let Some(lease) = listed else {
+        let by_queue = by_queue.map(|number| request.legs[number].lease.clone());
+        let Some(lease) = by_queue else {
             self.requests.ask(id, Stage::InClaim, now, until);
             return self.links[part].unsent.add(id);
         };
@@ -294,7 +294,7 @@ impl Core {
 
     /// Takes back the question of a request, if it was not sent: another slot, which the request lost meanwhile, may
     /// have to be asked for first.
-    fn unlist(&mut self, id: RequestId) {
+    fn unask(&mut self, id: RequestId) {
         let links = self.links.iter_mut();
         links.for_each(|link| link.unsent.forget(id));
         let request = self.requests.get(id);

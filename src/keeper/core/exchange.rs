@@ -74,8 +74,8 @@ impl Core {
             let is_lost = link.compare_generation(seen, reply.generation, &self.ctx.settings);
             self.on_generation(id.part, reply.generation, is_lost, seen);
         }
-        // Batches compare the ledger's numbers, which include the legs of claims, with their own; they count out those that claims'
-        // answers count in; and what follows an answer follows all of it. Hence this order.
+        // First, legs of claims are counted, since a batch's numbers include them. Then batches are answered, and take these legs out
+        // of their snapshots. Then claims are answered, and each leg joins again, for its place.
         for (claim, answer) in exchange.claims.iter().zip(&reply.claims) {
             let standings = answer.iter().flat_map(|answer| &answer.standings);
             for (ask, standing) in claim.asks.iter().zip(standings) {

@@ -79,14 +79,14 @@ impl Core {
     /// listed keep their values, which may come from code.
     #[cfg(feature = "config")]
     pub fn set_values(&mut self, limit_name: &str, values: &HashMap<Key, Option<LimitValue>>) {
-        let id = self.ctx.registry.id_of(limit_name);
-        self.each_queue(None, |queue, ctx| {
-            if Some(queue.terms().limit_id) == id
-                && let Some(own_value) = values.get(&queue.terms().key)
-            {
-                queue.set_own_value(ctx, *own_value);
+        let Some(id) = self.ctx.registry.id_of(limit_name) else {
+            return;
+        };
+        for (key, own_value) in values {
+            if let Some(queue) = self.queues.of_key(id, key) {
+                self.change(queue, |queue, ctx| queue.set_own_value(ctx, *own_value));
             }
-        });
+        }
         self.follow_decisions();
     }
 

@@ -26,7 +26,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 /// An answer is late beyond twice the shortest round trip plus this slack, for pauses of this process or of the store.
 const SLACK: Duration = Duration::from_millis(5);
 /// Time between two queries for the generation while newcomers arrive under strict limits. If a store was emptied without closing
-/// its connections, nobody who knows the generation enters an empty ledger (in a cluster some may: `Draft::expected`), but one whose holders have returned in part may grant too much for this time.
+/// its connections, nobody who knows the generation enters an empty ledger (in a cluster some may: `Draft::expected`), but a ledger whose holders have returned only in part may grant too much for this time.
 const QUERY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time between two queries while permits are found missing, since all keys may have lost theirs.
 const SUSPICION_INTERVAL: Duration = Duration::from_millis(10);

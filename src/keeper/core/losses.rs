@@ -21,7 +21,7 @@
 //! | word | who waits | how | until |
 //! | --- | --- | --- | --- |
 //! | a queue *introduces* its holders | its newcomers, under any limit | in the outbox | the store has confirmed the holders of that moment |
-//! | permits *return* (`returns.rs`) | newcomers under strict limits, in all replicas | batches carry a limit of 0 | a time, and then for all data a query that finds the same generation |
+//! | permits *return* (`returns.rs`) | newcomers under strict limits, in all replicas (of one key: in those with a queue of it when they are told) | batches carry a limit of 0 | a time, and then for all data a query that finds the same generation |
 
 use tokio::time::Instant;
 
@@ -87,7 +87,7 @@ impl Core {
     /// that loses its data again and again, all newcomers would otherwise go on to an empty ledger.
     pub(super) fn check_returns(&mut self) {
         for part in self.ctx.settings.parts.all() {
-            if self.ctx.returns.is_to_be_confirmed(part, self.ctx.now) {
+            if self.ctx.returns.begin_last_query(part, self.ctx.now) {
                 self.links[part].ask_generation();
             }
             if self.ctx.returns.end_after_outage(part, self.ctx.now) {

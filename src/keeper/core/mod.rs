@@ -28,8 +28,9 @@
 //!
 //! 1. One input: `submit`, `collect`, `cancel` or `release`; `on_event` for news of a connection; `on_reply` or `on_failure`,
 //!    once for each exchange; or `on_time`, once `next_due` has passed.
-//! 2. `take_effects`, which run without the lock: they wake tasks, and write metrics and logs.
-//! 3. `next_exchange` until there is none: each is sent in this order. Then the caller sleeps until `next_due`.
+//! 2. `next_exchange` until there is none: each is sent in this order.
+//! 3. `take_effects`, which run without the lock: they wake tasks, and write metrics and logs. Then the caller sleeps until
+//!    `next_due`.
 //!
 //! # Files
 //!
@@ -123,7 +124,6 @@ pub(super) struct Core {
     local: LocalClaim,
     accounting: Accounting,
     bounded: BoundedPermits,
-    reach: Reach,
     complaints: Complaints,
     refusals: Refusals,
 }
@@ -140,13 +140,6 @@ struct LocalClaim {
     batches: Vec<Batch>,
     /// Fees that no local rate charges: their numbers, and the refusals that do not count.
     waived: Vec<(usize, Option<AcquireErrorKind>)>,
-}
-
-/// Whether the store has ever answered, and when its silence was last reported.
-#[derive(Default)]
-struct Reach {
-    reached: bool,
-    reported: Option<Instant>,
 }
 
 /// When a key of each limit last turned out to be unusable.
@@ -169,7 +162,6 @@ impl Core {
             local: LocalClaim::default(),
             accounting: Accounting::new(parts),
             bounded: BoundedPermits::default(),
-            reach: Reach::default(),
             complaints: Complaints::default(),
             refusals: Refusals::default(),
         }

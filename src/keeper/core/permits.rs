@@ -16,7 +16,7 @@ use crate::{
     leases::{Account, Bounds, Fee, Label, Lease, Leases, Pool, QueueId, Tenure},
     ledger::weight_of,
     limit::{Limit, LimitId, LimitValue, MAX_WEIGHT, Mode},
-    status::{InLine, Quota, QuotaReader, Status},
+    status::{InLine, Quota, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
     telemetry::{Cost, LimitMeter, Measure},
 };
@@ -316,8 +316,8 @@ impl Core {
     }
 
     /// The state of a rate after this permit's latest charge, including its spending since.
-    pub fn account_quota(&self, fee: &Fee, reader: QuotaReader) -> Option<Quota> {
-        (self.accounting).quota(fee, reader, &self.ctx, &self.links)
+    pub fn account_quota(&self, fee: &Fee) -> Option<Quota> {
+        (self.accounting).quota(fee, &self.ctx, &self.links)
     }
 }
 

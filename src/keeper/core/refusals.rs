@@ -109,12 +109,16 @@ impl Core {
         }
     }
 
-    /// Refuses all requests, not yet collected, with a leg under this limit, which an operator has paused.
+    /// Refuses all requests, not yet collected, with a leg under this limit, which an operator has paused; also if it was off
+    /// for them.
     pub(super) fn pause_requests(&mut self, limit: LimitId, until: Instant) {
         let of_limit = |leg: &SlotLeg| self.queues[leg.lease.queue].terms().limit_id == limit;
+        let name = self.ctx.registry.limit(limit).name();
         let ids = self.requests.those(|request| {
             let (mut legs, mut fees) = (request.legs.iter(), request.fees().iter());
             let is_under = legs.any(of_limit) || fees.any(|fee| fee.limit_id() == limit);
+            let mut exempt = request.notes.iter().flat_map(|notes| &notes.exempt);
+            let is_under = is_under || exempt.any(|limit| limit.name() == name);
             is_under && !request.is_refused()
         });
         for id in ids.iter().rev() {

@@ -5,7 +5,7 @@ use std::{mem, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Core, ExchangeId, Reach, Request, Stage,
+    Core, ExchangeId, Request, Stage,
     breaker::{Breaker, Transition, Work},
     link::{Asker, PendingExchange},
 };
@@ -26,18 +26,6 @@ use crate::{
 
 /// Pause after a failed attempt to connect: a second failure at the same moment would prove nothing.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
-/// Interval between reports that a store has never been reached.
-const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
-
-impl Reach {
-    /// Whether to report, each minute, that the store was never reached.
-    fn reminds(&mut self, now: Instant) -> bool {
-        let is_due = |at: &mut Instant| now >= *at + REMINDER_INTERVAL;
-        let is_due = !self.reached && self.reported.take_if(is_due).is_some();
-        self.reported = self.reported.or(is_due.then_some(now));
-        is_due
-    }
-}
 
 /// A claim, with its answer.
 struct SentClaim<'a> {
@@ -221,17 +209,9 @@ impl Core {
         let holds = self.ctx.lease_held().is_some();
         let failed =
             |one: &mut Breaker, now, rng: &mut _| one.failed(failure, numbers, holds, now, rng);
-        match self.follow_breaker(id.part, failed, (Cause::of(failure), why)) {
-            Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
-            Transition::StaysOpen => {
-                self.each_queue(Some(id.part), |queue, ctx| queue.releases.forget(ctx.now));
-                // Its address may be wrong.
-                if failure != Failure::Refused && self.reach.reminds(self.ctx.now) {
-                    let error = why.to_owned();
-                    self.ctx.log(LogEvent::StoreNeverReached { error });
-                }
-            }
-            _ => {}
+        let transition = self.follow_breaker(id.part, failed, (Cause::of(failure), why));
+        if transition == Transition::StaysOpen {
+            self.each_queue(Some(id.part), |queue, ctx| queue.releases.forget(ctx.now));
         }
     }
 
@@ -246,7 +226,6 @@ impl Core {
                 self.follow_breaker(part, refused, why);
             }
             None => {
-                self.reach.reached = true;
                 let answered = |breaker: &mut Breaker, now, _: &mut _| breaker.answered(work, now);
                 self.follow_breaker(part, answered, (Cause::Outage, ""));
             }
@@ -494,26 +473,5 @@ impl Core {
             _ => self.requests.get(sent.asker.request()?)?.fees().first()?,
         };
         Some(fee.limit.clone())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_store_never_reached_is_reported_each_minute() {
-        let (mut reach, now) = (Reach::default(), Instant::now());
-        assert!(
-            !reach.reminds(now),
-            "its first report is that of its outage"
-        );
-        reach.reported = Some(now);
-        for (after_s, is_due) in [(59, false), (60, true), (61, false), (120, true)] {
-            let now = now + Duration::from_secs(after_s);
-            assert_eq!(reach.reminds(now), is_due, "after {after_s} s");
-        }
-        reach.reached = true;
-        assert!(!reach.reminds(now + Duration::from_secs(999)));
     }
 }

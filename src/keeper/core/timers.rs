@@ -5,6 +5,7 @@ use tokio::time::Instant;
 use super::Core;
 use crate::{
     error::LostErrorKind,
+    fallbacks::Strict,
     keeper::{context::earliest, effects::Effect, queue::Use},
 };
 
@@ -104,7 +105,8 @@ impl Core {
             let is_due = link.connection.ends_pause(now);
             let mut queues = self.queues.iter();
             let mut has_queues = || queues.any(|queue| queue.terms().part == link.part);
-            if is_due && link.is_up() && (counts() || has_queues() || self.ctx.returns.is_any()) {
+            let returns = || self.ctx.returns.is_any_in(link.part, Strict::Divides);
+            if is_due && link.is_up() && (counts() || has_queues() || returns()) {
                 link.connection.want();
             }
         }

@@ -42,8 +42,9 @@ impl Queue {
         paying.payer()
     }
 
-    /// A report of what a held permit owes by now, if anyone waits. It counts as paid from then on; so does a time in which
-    /// nobody waited.
+    /// A report of what a held permit owes by now, if anyone waits: that counts as paid from then on. A time in which nobody
+    /// waits is free. A permit that has paid ahead owes nothing yet. One that was granted without waiting begins to pay when it
+    /// first finds others waiting.
     pub(super) fn take_report(&mut self, ctx: &Context, seq: Seq) -> Option<Report> {
         let owed = self.owed(ctx, seq);
         let entry = self.entries.get_mut(seq)?;

@@ -5,6 +5,7 @@ use std::{collections::VecDeque, mem, sync::Arc};
 
 use tokio::time::Instant;
 
+use super::outbox::Newcomer;
 use crate::{
     leases::{Lease, Pool, RIGHT},
     ledger::Seq,
@@ -20,10 +21,10 @@ struct Pooled {
     recalled: Option<Instant>,
     /// When to release slots that were not needed lately.
     tend_at: Option<Instant>,
-    /// Requests on their way to the store, in order: a slot that comes free goes to the first of them. Names are
+    /// Requests on their way to the store, in their order: a slot that comes free goes to the first of them. Names are
     /// checked when they reach the front; answered ones are dropped then. While there are any, the pool's right is
     /// withheld.
-    asking: VecDeque<Seq>,
+    asking: VecDeque<Newcomer>,
     withholds: bool,
 }
 
@@ -48,32 +49,30 @@ impl KeptSlots {
     }
 
     /// A slot that comes free goes to this request, until the store has answered it.
-    pub fn precede(&mut self, seq: Seq) {
+    pub fn precede(&mut self, newcomer: Newcomer) {
         if let Some(pooled) = &mut self.0 {
             if !mem::replace(&mut pooled.withholds, true) {
                 pooled.pool.withhold();
             }
-            pooled.asking.push_back(seq);
+            newcomer.insert(&mut pooled.asking);
         }
     }
 
     /// The first request that still asks. Once there is none, newcomers may use the pool.
     pub fn first_asking(&mut self, asks: impl Fn(Seq) -> bool) -> Option<Seq> {
         let pooled = self.0.as_mut()?;
-        while pooled.asking.front().is_some_and(|seq| !asks(*seq)) {
+        while pooled.asking.front().is_some_and(|first| !asks(first.seq)) {
             pooled.asking.pop_front();
         }
         if pooled.asking.is_empty() && mem::take(&mut pooled.withholds) {
             pooled.pool.restore();
         }
-        pooled.asking.front().copied()
+        pooled.asking.front().map(|first| first.seq)
     }
 
     /// The first has a slot.
-    pub fn forget_first(&mut self) {
-        if let Some(pooled) = &mut self.0 {
-            pooled.asking.pop_front();
-        }
+    pub fn forget_first(&mut self) -> Option<Newcomer> {
+        self.0.as_mut()?.asking.pop_front()
     }
 
     /// The store grants the right by an answer to an exchange that was sent then, unless it was recalled since.
@@ -126,7 +125,7 @@ impl KeptSlots {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{num::NonZeroU64, time::Duration};
 
     use super::*;
     use crate::{leases::QueueId, telemetry::LimitMeter};
@@ -148,10 +147,16 @@ mod tests {
         pool.put(&lease, now).is_some()
     }
 
+    /// The request of this number, which began to ask then.
+    fn newcomer(number: u64, since: Instant, seq: Seq) -> Newcomer {
+        let number = NonZeroU64::new(number).expect("from 1");
+        Newcomer { seq, since, number }
+    }
+
     #[test]
     fn without_a_pool_nothing_is_kept() {
         let (mut kept, now) = (KeptSlots::default(), Instant::now());
-        kept.precede(1);
+        kept.precede(newcomer(1, now, 1));
         kept.open(now, now + RIGHT);
         assert_eq!(kept.first_asking(|_| true), None);
         assert!(kept.pool().is_none() && kept.next_due().is_none());
@@ -177,12 +182,15 @@ mod tests {
     fn requests_on_their_way_come_first_in_order() {
         let (mut kept, now) = kept();
         kept.open(now, now + RIGHT);
-        for seq in [1, 2, 3] {
-            kept.precede(seq);
+        for number in [1, 2, 3] {
+            kept.precede(newcomer(number, now, number));
         }
         assert_eq!(kept.first_asking(|seq| seq != 1), Some(2));
+        // The first asks once more, under another name.
+        kept.precede(newcomer(1, now, 4));
+        assert_eq!(kept.first_asking(|_| true), Some(4));
         kept.forget_first();
-        assert_eq!(kept.first_asking(|_| true), Some(3));
+        assert_eq!(kept.first_asking(|seq| seq != 2), Some(3));
         assert!(!put(&kept, now), "a newcomer would overtake");
         assert_eq!(kept.first_asking(|_| false), None);
         assert!(put(&kept, now));

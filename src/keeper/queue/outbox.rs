@@ -44,9 +44,14 @@ pub(in crate::keeper) struct Newcomer {
 }
 
 impl Newcomer {
-    /// A retried request goes before later ones.
-    pub fn order(&self) -> (Instant, NonZeroU64) {
+    fn order(&self) -> (Instant, NonZeroU64) {
         (self.since, self.number)
+    }
+
+    /// Inserts it in order: a retried request goes before later ones.
+    pub fn insert(self, others: &mut VecDeque<Self>) {
+        let place = others.partition_point(|other| other.order() <= self.order());
+        others.insert(place, self);
     }
 
     fn units(&self) -> usize {
@@ -101,8 +106,7 @@ impl Outbox {
     /// Asks for a slot, ahead of later newcomers.
     pub fn ask(&mut self, newcomer: Newcomer) {
         let Asks { acquire, units, .. } = self.asks();
-        let place = acquire.partition_point(|other| other.order() <= newcomer.order());
-        acquire.insert(place, newcomer);
+        newcomer.insert(acquire);
         *units += newcomer.units();
     }
 

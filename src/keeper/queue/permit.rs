@@ -77,11 +77,13 @@ impl Queue {
     /// Sends an entry of a request for several slots or charges.
     pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq, is_covered: bool) {
         self.set(ctx, seq, State::Sent { at: ctx.now });
-        if !is_covered {
-            self.kept.precede(seq);
-        }
-        if let Some(entry) = self.entries.get_mut(seq) {
-            entry.presence.enter_sent();
+        let Some(entry) = self.entries.get_mut(seq) else {
+            return;
+        };
+        entry.presence.enter_sent();
+        if let Some(requester) = entry.requester.filter(|_| !is_covered) {
+            let (since, number) = (entry.turn_began_or(ctx.now), requester.id.number);
+            self.kept.precede(Newcomer { seq, since, number });
         }
     }
 
@@ -264,7 +266,7 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(newcomer.seq) {
             entry.begin(ctx.now);
             if entry.is_alone() {
-                self.kept.precede(newcomer.seq);
+                self.kept.precede(newcomer);
             }
         }
         self.outbox.ask(newcomer);

@@ -127,8 +127,8 @@ impl Polls {
             now + Duration::from_millis(rest)
         });
         times.next_slot_at = polled.rise.or(expiry).map(|at| at + delay);
-        // Counted from the sending, so that a slow store does not make this process look as if it had stopped. Answered
-        // within an interval, so that a wake-up before that grants a lease with enough time left to be used at once.
+        // Counted from the sending, so that a slow store does not make this process look as if it had stopped. Sent a round
+        // trip early: the lease of a wake-up counts from the last answered sending, and should leave time to be used at once.
         let round_trip = (now - at.sent).min(interval / 4);
         let poll_at = at.sent + polled.jittered - round_trip;
         times.poll_at = Some(poll_at.max(now + pause));

@@ -99,7 +99,7 @@ impl Presence {
         (self.renewal, self.renew_again) = (Renewal::None, false);
     }
 
-    /// The exchange that adopts it is answered. Returns whether that confirms it: a renewal in flight will, otherwise.
+    /// The exchange that adopts it is answered. Returns whether that confirms it: otherwise a renewal, listed or in flight, will.
     pub fn adopted(&mut self, is_held: bool) -> bool {
         self.enter_answered(false);
         self.missing = !is_held;

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::{
     Queue, Use,
     entries::entry::{Entry, Holder, Requester},
+    outbox::Newcomer,
 };
 use crate::{
     fallbacks::Availability,
@@ -105,7 +106,9 @@ impl Queue {
         let (asked, waits, requester) = (entry.turn_began, entry.waits, entry.requester);
         entry.presence.spare();
         self.release(ctx, first, Use::Unused);
-        self.forget_first();
+        if let Some(newcomer) = self.forget_first() {
+            self.outbox.unask(newcomer);
+        }
         request.succeed(lease, unused, now);
         if let Some(entry) = self.entries.get_mut(seq) {
             (entry.lease, entry.turn_began, entry.waits, entry.place) = (request, asked, waits, 0);
@@ -155,9 +158,10 @@ impl Queue {
         is_kept
     }
 
-    fn forget_first(&mut self) {
-        self.kept.forget_first();
+    fn forget_first(&mut self) -> Option<Newcomer> {
+        let first = self.kept.forget_first();
         self.first_asking();
+        first
     }
 
     /// The first request on its way to the store.

@@ -1,10 +1,7 @@
 //! Accounts of permits at a rate: reports that are lost, refused, or overtaken by the settlement.
 
 use super::*;
-use crate::{
-    leases::{Account, Fee},
-    status::QuotaReader,
-};
+use crate::leases::{Account, Fee};
 
 /// 50 at once, and one more every quarter of an hour.
 const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400)).burst(50);
@@ -56,9 +53,7 @@ impl World {
 
     fn remaining(&mut self, fee: &Fee) -> u32 {
         let now = self.local();
-        let quota = self.keepers[0]
-            .begin_step(now)
-            .account_quota(fee, QuotaReader::Handler);
+        let quota = self.keepers[0].begin_step(now).account_quota(fee);
         quota.expect("it was charged").remaining
     }
 

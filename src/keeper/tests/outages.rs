@@ -1432,32 +1432,3 @@ fn adopted_permits_are_reported_by_where_they_come_from() {
         assert_eq!(reports.collect::<Vec<_>>(), expected);
     }
 }
-
-/// It was down at the start, and then refuses this process, of which the log tells already.
-#[test]
-fn a_store_that_refuses_is_no_store_that_was_never_reached() {
-    for (refuses, told) in [(true, 0), (false, 3)] {
-        let start = Instant::now();
-        let mut core = Core::new(settings(0), true, start);
-        core.add(&STRICT).expect("valid");
-        let down = ExchangeError::of(Failure::TimedOut, "silent");
-        let hello = core.begin_step(start).hello(Part::default());
-        core.on_failure(hello.id, &down);
-        let (kind, message) = (StoreErrorKind::Permission, "refused".to_owned());
-        let refusal = ExchangeError::from(StoreError { kind, message });
-        let later = if refuses { &refusal } else { &down };
-        let (mut now, mut count) = (start, 0);
-        while now < start + Duration::from_secs(190) {
-            let due = core.next_due().unwrap_or(now);
-            now = due.max(now + Duration::from_millis(1));
-            core.begin_step(now).on_time();
-            while let Some(probe) = core.next_exchange() {
-                core.on_failure(probe.id, later);
-            }
-            let effects = core.take_effects();
-            let is_told = |event: &&LogEvent| matches!(event, LogEvent::StoreNeverReached { .. });
-            count += effects.logged().filter(is_told).count();
-        }
-        assert_eq!(count, told, "{refuses}");
-    }
-}

@@ -246,11 +246,16 @@ fn a_pause_holds_in_an_outage_and_against_any_mode() {
     assert_eq!(world.submit_error().kind(), AcquireErrorKind::Paused);
 }
 
-/// A request under several limits does not wait for a paused one.
+/// A request under several limits does not wait for a paused one, even if that was off when it asked.
 #[test]
 fn a_pause_refuses_claims_too() {
-    const OTHER: Limit = Limit::concurrent("b", 5);
-    let mut world = World::under(1, &[&ONE, &OTHER]);
+    for mode in [Mode::Enforce, Mode::Off] {
+        refuses_claims(&Limit::concurrent("b", 5).mode(mode));
+    }
+}
+
+fn refuses_claims(other: &Limit) {
+    let mut world = World::under(1, &[&ONE, other]);
     let holder = world.grant(PATIENT);
     let now = world.local();
     let demand = Demand::All(vec![leg(0, PATIENT), leg(1, PATIENT)]);

@@ -513,9 +513,27 @@ fn a_request_that_got_a_slot_before_it_was_sent_is_not_sent() {
     let first = world.ask(0, PATIENT);
     world.release(0, &holder);
     assert!(held(world.collect(0, &first)));
-    assert!(is_silent(&mut world));
+    // Its slot is idle before the next exchange.
     world.release(0, &first);
+    assert!(is_silent(&mut world));
     assert!(is_reused(&mut world, &first));
+}
+
+/// G3: also if the exchange of the earlier one has failed, and it asks once more.
+#[test]
+fn a_slot_that_comes_free_goes_to_the_oldest_request() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1).reuse());
+    let holder = take(&mut world, 0);
+    let first = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let second = world.ask(0, PATIENT);
+    world.fail(0, &sent, Failure::Cut);
+    world.reconnect(0);
+    let introduction = world.send(0);
+    assert!(introduction.exchange.batches[0].acquire.is_empty());
+    world.complete(0, &introduction);
+    world.release(0, &holder);
+    assert!(!held(world.collect(0, &second)) && held(world.collect(0, &first)));
 }
 
 /// The lock-free path to the pool is closed too, and opens again.

@@ -6,9 +6,9 @@ local function close(ledger)
   -- `heartbeat`: only a queue needs it. Long-ended heartbeats are removed when a new one is added, so that they cannot
   -- accumulate.
   local heartbeat = nil
-  if waiting > 0 and ledger.presence > 0 then
+  if waiting > 0 and ledger.beat > 0 then
     local last_ms = now_ms + respond_ms
-    heartbeat = text_of(ALIVE + last_ms - (last_ms + (ledger.presence - 1) / 2) % 2)
+    heartbeat = text_of(ALIVE + last_ms - (last_ms + (ledger.beat - 1) / 2) % 2)
   end
   if enter(ledger, heartbeat) then
     call('ZREMRANGEBYSCORE', key, ALIVE, ALIVE + now_ms - MAX_LEASE_MS - 1)

@@ -60,6 +60,7 @@ if has_fair then
     local line = fair.line_of and fair.line_of[name]
     if not line or not line[line.at] and not line.is_whole then
       local from, wanted = line and '(' .. line[#line] or '[' .. name, math.min(most, 63) + 1
+      -- In a text a digit follows the tenant, and ':' follows '9'.
       local fetched = redis.call('ZRANGE', fair.lines, from, '(' .. name .. ':', 'BYLEX', 'LIMIT', '0', string.format('%d', wanted))
       fetched.at, fetched.is_whole, fetched.passed = 1, #fetched < wanted, line and line.passed
       fair.line_of = fair.line_of or {}
@@ -98,11 +99,11 @@ if has_fair then
     local is_settled = removed >= settled_units + left
     local from = DUES_HEAD + PAYER_BYTES * acquires + 1
     for _ = 1, left do
-      local place = string.sub(dues, from, from + PLACE_CHARS - 1)
-      if redis.call('ZREM', fair.lines, place) == 0 and is_settled then
-        shares.report(fair, string.sub(place, 1, TENANT_CHARS), -tonumber(string.sub(place, COST_AT)), 0, free)
+      local text = string.sub(dues, from, from + LINED_CHARS - 1)
+      if redis.call('ZREM', fair.lines, text) == 0 and is_settled then
+        shares.report(fair, string.sub(text, 1, TENANT_CHARS), -tonumber(string.sub(text, COST_AT)), 0, free)
       end
-      from = from + PLACE_CHARS
+      from = from + LINED_CHARS
     end
     for _ = 1, reports + (is_settled and settled or 0) do
       local us, most_us = struct.unpack('<dd', dues, from + TENANT_CHARS)
@@ -116,9 +117,9 @@ if has_fair then
     local dues, scores, entering = fair.dues, fair.scores, fair.entering or {}
     local name = string.sub(dues, payer_at, payer_at + TENANT_CHARS - 1)
     local cost = string.sub(dues, payer_at + TENANT_CHARS, payer_at + PAYER_BYTES - 1)
-    local size, place = #entering, ticket - FIRST_TICKET
-    local place_text = string.format('%07d%09d', place / 1000000000, place % 1000000000)
-    entering[size + 1], entering[size + 2] = '0', name .. place_text .. id .. cost
+    local size, arrival = #entering, ticket - FIRST_TICKET
+    local arrival_text = string.format('%07d%09d', arrival / 1000000000, arrival % 1000000000)
+    entering[size + 1], entering[size + 2] = '0', name .. arrival_text .. id .. cost
     fair.entering = entering
     local score = scores[name]
     if score == nil then
@@ -165,6 +166,7 @@ if has_fair then
         if text then
           local id = string.sub(text, PERMIT_AT, COST_AT - 1)
           line.at, fair.tenant, fair.turn = line.at + 1, tenant, turn
+          -- Waiters come first in the set.
           if not served[id] and (redis.call('ZRANK', ledger.key, id) or ledger.waiting) < ledger.waiting then
             return id, text
           end

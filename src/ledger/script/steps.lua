@@ -204,7 +204,7 @@ for i = 1, ledger_count do
   if not replies[i + 2] then
     local ledger = { -- with room for what is added: the pause, the head and the next ticket
       key = KEYS[i], limit = limit, whole = limit, max_waiters = max_waiters, -- `limit`: what a pause and its ramp leave of `whole`
-      options = options, presence = options % 4, -- 1 if the replica has waiters here, 3 if it also subscribes
+      options = options, beat = options % 4, -- 1 if the replica has waiters here, 3 if it also subscribes
       reuse = 0, heavy = false, pause = 0, fair = nil, owes = owes,
       in_use = 0, waiting = 0, promoted = 0, passed = 0, entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }

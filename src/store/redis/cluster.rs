@@ -212,6 +212,18 @@ impl PartDialer {
             };
             *to = is_made.then_some((node, origin));
         }
+        drop(to);
+        if is_made {
+            // The migration is over, or the next redirected exchange connects again.
+            self.leave_ahead();
+        }
+    }
+
+    /// Ends the connection to the node that keys are migrating to, unless it is being made.
+    fn leave_ahead(&self) {
+        if let Ok(mut ahead) = self.ahead.try_lock() {
+            *ahead = None;
+        }
     }
 
     /// Notes that the node of the last connection could not do its work. Another one may have taken over its hash slots.
@@ -300,8 +312,7 @@ impl PartDialer {
         outcome
     }
 
-    /// Notes that the node of the last connection does not answer. Also ends the connection to the node that keys are
-    /// migrating to; an attempt in progress ends with its exchange.
+    /// Notes that the node of the last connection does not answer.
     pub(super) fn disconnect(&self) {
         let mut to = locked(&self.to);
         to.take_if(|(_, origin)| *origin == Origin::SilentConnection);
@@ -309,9 +320,7 @@ impl PartDialer {
             *origin = Origin::SilentConnection;
         }
         drop(to);
-        if let Ok(mut ahead) = self.ahead.try_lock() {
-            *ahead = None;
-        }
+        self.leave_ahead();
     }
 }
 

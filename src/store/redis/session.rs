@@ -11,7 +11,9 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, FutureExt, join, join3, try_join};
-use redis::{Client, Cmd, PushInfo, PushKind, RedisResult, Script, Value, cmd};
+use redis::{
+    Client, Cmd, ErrorKind, PushInfo, PushKind, RedisResult, Script, ServerErrorKind, Value, cmd,
+};
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -406,14 +408,29 @@ impl Exchanger {
     }
 
     /// Reports the number of connected replicas, if the server sends it in time. A connection whose subscription has ended
-    /// alone is over: wake-ups would be lost, and other replicas pass over the waiters of this one.
+    /// alone is over: wake-ups would be lost, and other replicas pass over the waiters of this one. So is one to a node
+    /// whose hash slot has moved: the others are counted elsewhere.
     async fn count_replicas(&self, link: &SessionLink) {
-        if let Ok(Ok(Some([own, replicas]))) = timeout(MAX_QUESTION, self.subscribers(link)).await {
-            if own == 0 && link.listens() {
-                link.state.end(&self.events);
-            }
+        let answers = try_join(self.subscribers(link), self.has_moved(link));
+        let Ok(Ok((counts, has_moved))) = timeout(MAX_QUESTION, answers).await else {
+            return;
+        };
+        if has_moved || counts.is_some_and(|[own, _]| own == 0 && link.listens()) {
+            link.state.end(&self.events);
+        } else if let Some([_, replicas]) = counts {
             self.report_count(replicas);
         }
+    }
+
+    /// Whether another node has the hash slot now. While there is no work, no exchange is redirected.
+    async fn has_moved(&self, link: &SessionLink) -> RedisResult<bool> {
+        let Some(key) = &self.known.idle_key else {
+            return Ok(false);
+        };
+        let mut connection = link.connection.clone();
+        let outcome: RedisResult<Value> = cmd("GET").arg(key).query_async(&mut connection).await;
+        let moved = ErrorKind::Server(ServerErrorKind::Moved);
+        Ok(outcome.is_err_and(|error| error.kind() == moved))
     }
 
     fn report_count(&self, replicas: u32) {
@@ -557,6 +574,29 @@ mod tests {
             link.state.end(&session.exchanger.events);
             assert!(session.exchanger.events.next().is_none());
         }
+    }
+
+    /// G7: although the server does not answer that exchange.
+    #[tokio::test]
+    async fn a_connection_that_was_left_ends_with_its_last_exchange() {
+        let server = RedisServer::start();
+        let target = StoreTarget::open(&server.url()).unwrap();
+        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
+            .session(crate::part::Part::default());
+        let hello = session.exchange(exchange(Vec::new()));
+        assert!(drive(&mut session, hello).await.is_ok());
+        server.pause();
+        let mut silent = session.exchange(exchange(Vec::new()));
+        let sent = |cx: &mut Context<'_>| Poll::Ready(silent.poll_unpin(cx).is_pending());
+        assert!(drive(&mut session, poll_fn(sent)).await);
+        session.disconnect();
+        let mut connections = async || {
+            drive(&mut session, future::ready(())).await;
+            session.connections.len()
+        };
+        assert_eq!(connections().await, 1);
+        drop(silent);
+        assert_eq!(connections().await, 0);
     }
 
     /// For example, a connection to a replaced primary, which loses the race against the connection to the new one.
