@@ -542,6 +542,26 @@ mod tests {
         assert!(state.may_look_at_clock());
     }
 
+    /// During a rollout, changes of the record reach all versions; questions do not.
+    #[test]
+    fn another_version_can_only_say_that_the_record_has_changed() {
+        use Question::{ReadAgain, Replicas};
+        for (v, ask, expected) in [
+            (Message::VERSION, Replicas, Some(Replicas)),
+            (Message::VERSION + 1, ReadAgain, Some(ReadAgain)),
+            (Message::VERSION + 1, Replicas, None),
+        ] {
+            let message = Message {
+                v,
+                ask,
+                ..message(1, 1)
+            };
+            let text = serde_json::to_vec(&message).expect("JSON");
+            let (_, question) = readable(&text).expect("it has an answer");
+            assert_eq!(question, expected);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_message_is_new_once() {
         let mut state = Listening::new();

@@ -305,7 +305,9 @@ impl fmt::Debug for ControlConnection {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use futures_util::FutureExt;
+
+    use super::{super::target::Dialer, *};
     use crate::{
         redis_server::{GUARD, RedisServer},
         store::StoreErrorKind,
@@ -341,6 +343,19 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(next(&mut received).await, b"hello");
+    }
+
+    /// It may go on to answer, and to get no news.
+    #[tokio::test]
+    async fn a_replaced_server_is_left() {
+        let target = StoreTarget::open("redis+sentinel://localhost/main").expect("a URL");
+        let control = ControlConnection::new(&target, GUARD);
+        assert!(control.ended().now_or_never().is_none());
+        let Dialer::Sentinel(dialer) = &control.dialer else {
+            unreachable!("its URL")
+        };
+        dialer.switch();
+        assert!(control.ended().now_or_never().is_some());
     }
 
     /// Messages that are too long or too many are dropped unread.

@@ -230,6 +230,11 @@ impl PrimaryDialer {
         self.switched.notified().await;
     }
 
+    #[cfg(test)]
+    pub(super) fn switch(&self) {
+        self.switched.notify_one();
+    }
+
     /// Ends the subscription to the sentinel. What an attempt without enough time has found is kept for the next one, even
     /// if only the first exchange was not answered in time.
     pub(super) fn disconnect(&self) {
