@@ -397,6 +397,14 @@ fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
         until("the silent connection is gone", || {
             !asking().contains(&before[0])
         });
+        until("the ledger is gone", || ledgers(&cluster).is_empty());
+        let (port, keys) = (
+            to.port().to_string(),
+            ["CLUSTER", "GETKEYSINSLOT", &slot, "9"],
+        );
+        for key in from.cli(&keys).lines().filter(|key| !key.is_empty()) {
+            from.cli(&["MIGRATE", "127.0.0.1", &port, key, "0", "60000", "REPLACE"]);
+        }
         for node in [to, from] {
             node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]);
         }

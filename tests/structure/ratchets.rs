@@ -49,7 +49,7 @@ const BOUNDS: &[(&str, usize)] = &[
         9,
     ),
     ("items of the seam", 29),
-    ("lines of the library", 32_868),
+    ("lines of the library", 32_873),
     ("lines of config", 2513),
     ("lines of keeper", 10_764),
     ("lines of layer", 3644),
@@ -59,7 +59,7 @@ const BOUNDS: &[(&str, usize)] = &[
     ("lines of operable", 296),
     ("lines of operate", 1949),
     ("lines of overrides", 1113),
-    ("lines of store", 2_911),
+    ("lines of store", 2_916),
     ("lines of telemetry", 966),
     // With its small folders.
     ("lines of the root", 3023),

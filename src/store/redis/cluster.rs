@@ -293,7 +293,7 @@ impl PartDialer {
                 socket::spawn(&client, &socket::config()).await?
             }
         };
-        *ahead = Some((node, runtime, connection.clone()));
+        *ahead = Some((node.clone(), runtime, connection.clone()));
         drop(ahead);
         let mut asking = redis::pipe();
         // Separate outcomes, because an error of a whole pipeline has no redirect.
@@ -306,7 +306,8 @@ impl PartDialer {
         let outcome = outcomes.and_then(|[asking, outcome]| asking.and(outcome));
         let is_final =
             |error: &RedisError| error.redirect_node().is_none() && !is_unknown_script(error);
-        if outcome.as_ref().is_err_and(is_final) {
+        let is_over = matches!(&*locked(&self.to), Some((now, _)) if *now == node);
+        if is_over || outcome.as_ref().is_err_and(is_final) {
             *self.ahead.lock().await = None;
         }
         outcome
