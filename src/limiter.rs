@@ -94,7 +94,8 @@ impl Limiter {
     /// When a rate changes, a key's use stays the same in units and drains at the new rate: see [Keys and
     /// policies](crate::guide::keys#trying-and-changing-a-limit).
     ///
-    /// An [adaptive](crate::Scope::adapt) limit keeps its bounds. Layers and semaphores keep their waits; [`limit`](Self::limit) returns the longer of the known and the new one. Update the other replicas too. While they differ,
+    /// An [adaptive](crate::Scope::adapt) limit keeps its bounds. Layers and semaphores keep their waits;
+    /// [`limit`](Self::limit) returns the longer of the known and the new one. Update the other replicas too. While they differ,
     /// the largest value of a concurrency limit applies, and each replica charges a rate by its own value.
     ///
     /// Layers and semaphores created afterwards may pass the limit with its first values or its new values, or the result

@@ -59,7 +59,8 @@ pub struct LimitRow {
     pub unit: Option<String>,
     /// `enforce`, `shadow` or `off`: [`Mode::as_str`](crate::Mode::as_str).
     pub mode: String,
-    /// How long a request may queue, in milliseconds; if replicas differ, the longest; if uses within a replica differ, that of the first, of the latest file, or of an update if it is longer.
+    /// How long a request may queue, in milliseconds. If uses of the limit differ: in a replica that of the first, of the latest
+    /// file, or of a longer update; over all replicas the longest.
     pub wait_ms: u64,
     /// Longest queue of a key; if replicas differ, the longest.
     pub max_waiters: u32,
