@@ -166,7 +166,7 @@ impl Ledgers {
         let kept = kept.filter(|(_, ends_us)| *ends_us > call.now_us());
         let ends_us = kept.map_or(0, |(_, ends_us)| *ends_us);
         let kept = kept.map(|(kept, _)| *kept);
-        // The id of a generation is the time at which it began. A loss that was found after `known` began is told already.
+        // A generation began at the time that is its id. A loss found after `known` began has been announced already.
         let is_other =
             |known| kept.is_none_or(|kept| kept.id != known && kept.found_ms * 1_000 < known);
         let is_found = query.known.is_some_and(is_other);

@@ -259,7 +259,7 @@ impl Shared {
             let Some((replica, other)) = others.differing(declared) else {
                 continue;
             };
-            // It stays known: after a loss of data, replicas return to the roster one by one.
+            // Known values are kept: after a loss of data, replicas return to the roster one by one.
             if state.differing.insert(limit.clone(), *other) != Some(*other) {
                 tracing::warn!(
                     limit,

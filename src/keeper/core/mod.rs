@@ -28,7 +28,7 @@
 //!
 //! 1. One input: `submit`, `collect`, `cancel` or `release`; `on_event` for news of a connection; `on_reply` or `on_failure`,
 //!    once for each exchange; or `on_time`, once `next_due` has passed.
-//! 2. `next_exchange` until there is none: each is sent in this order.
+//! 2. `next_exchange`, until it returns `None`: the exchanges are sent in this order.
 //! 3. `take_effects`, which run without the lock: they wake tasks, and write metrics and logs. Then the caller sleeps until
 //!    `next_due`.
 //!

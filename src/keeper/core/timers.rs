@@ -1,4 +1,4 @@
-//! Timers of the core, for which the driver sleeps once; the work that is due, and its amount in a step.
+//! The core's timers: the driver sleeps until the first of them. Also the due work, and how much of it a step does.
 
 use tokio::time::Instant;
 

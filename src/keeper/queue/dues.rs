@@ -42,9 +42,8 @@ impl Queue {
         paying.payer()
     }
 
-    /// A report of what a held permit owes by now, if anyone waits: that counts as paid from then on. A time in which nobody
-    /// waits is free. A permit that has paid ahead owes nothing yet. One that was granted without waiting begins to pay when it
-    /// first finds others waiting.
+    /// Reports the debt of a held permit if anyone waits; the debt then counts as paid. Time without waiters is free. A permit that
+    /// has paid ahead owes nothing yet. A permit that was granted without waiting begins to pay when it first finds others waiting.
     pub(super) fn take_report(&mut self, ctx: &Context, seq: Seq) -> Option<Report> {
         let owed = self.owed(ctx, seq);
         let entry = self.entries.get_mut(seq)?;

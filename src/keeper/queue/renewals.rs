@@ -48,7 +48,7 @@ impl Renewals {
         *next = earliest(*next, Some(at));
     }
 
-    /// Whether it has looked at a part of what is due, and pauses before the rest.
+    /// Whether a scan pauses between two of its parts.
     pub fn is_in_parts(&self) -> bool {
         self.scan.is_some()
     }

@@ -702,7 +702,7 @@ fn a_wait_is_not_used_up_by_an_earlier_one_when_the_store_is_silent() {
     assert!(world.look(asked).is_none());
 }
 
-/// In memory every charge is one of this process, and nothing is an outage.
+/// In memory, this process makes all charges, and there is no outage.
 #[test]
 fn an_update_refuses_nobody_who_waits_for_a_rate_in_memory() {
     for fallback in [Fallback::Reject, Fallback::Share] {

@@ -206,7 +206,7 @@ fn a_driver_that_has_moved_does_nothing_where_it_was() {
     });
 }
 
-/// It would run where no watchdog looks for it any more.
+/// Otherwise the driver would run without a watchdog.
 #[test]
 fn a_late_driver_that_runs_while_its_thread_is_started_moves_too() {
     let keeper = keeper_of(Arc::new(Silent::default()));

@@ -28,7 +28,7 @@ impl World {
         stream
     }
 
-    /// What another process tells that finds a loss of all data.
+    /// The message of another process that has found a loss of all data.
     fn loss_of_all(&mut self) -> Event {
         let now = self.local();
         let hello = self.keepers[0].begin_step(now).hello(Part::default());

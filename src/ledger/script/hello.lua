@@ -8,7 +8,7 @@ if ledger_count + refund_count + claim_count == 0 then
     return { now_us, 0 }
   end
   local id, found_text = string.match(kept or '', '^(%d+) (%d+)$')
-  -- The id of a generation is the time at which it began. A loss that was found after `known` began is told already.
+  -- A generation began at the time that is its id. A loss found after `known` began has been announced already.
   local is_found = known > 0 and (not id or tonumber(id) ~= known and found_text * 1000 < known)
   id = id or string.format('%.0f', now_us)
   found_text = is_found and string.format('%.0f', now_ms) or found_text or '0'

@@ -504,6 +504,12 @@ mod tests {
         })
     }
 
+    fn session(url: &str) -> RedisSession {
+        let target = StoreTarget::open(url).unwrap();
+        let store = RedisStore::new(target, "test", ReplicaId::from_bits(1));
+        store.session(crate::part::Part::default())
+    }
+
     async fn drive<T>(session: &mut RedisSession, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         let step = |cx: &mut Context<'_>| {
@@ -517,9 +523,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_whose_subscription_has_ended_is_over() {
         let server = RedisServer::start();
-        let target = StoreTarget::open(&server.url()).unwrap();
-        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
-            .session(crate::part::Part::default());
+        let mut session = session(&server.url());
         let hello = session.exchange(exchange(Vec::new()));
         assert!(drive(&mut session, hello).await.is_ok());
         let exchanger = session.exchanger.clone();
@@ -541,9 +545,7 @@ mod tests {
     /// The `redis` crate does not report every end: after some network errors its future just completes.
     #[test]
     fn a_connection_that_just_ends_is_reported_once() {
-        let target = StoreTarget::open("redis://localhost").unwrap();
-        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
-            .session(crate::part::Part::default());
+        let mut session = session("redis://localhost");
         let link = Arc::<LinkState>::default();
         link.in_use.store(true, Relaxed);
         let io = future::ready(()).boxed();
@@ -559,9 +561,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_connection_that_was_left_is_not_reported() {
         let server = RedisServer::start();
-        let target = StoreTarget::open(&server.url()).unwrap();
-        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
-            .session(crate::part::Part::default());
+        let mut session = session(&server.url());
         let leave: [fn(&mut RedisSession, &SessionLink); 2] = [
             |session, link| assert!(session.exchanger.forget(link)),
             |session, _| session.disconnect(),
@@ -580,9 +580,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_was_left_ends_with_its_last_exchange() {
         let server = RedisServer::start();
-        let target = StoreTarget::open(&server.url()).unwrap();
-        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
-            .session(crate::part::Part::default());
+        let mut session = session(&server.url());
         let hello = session.exchange(exchange(Vec::new()));
         assert!(drive(&mut session, hello).await.is_ok());
         server.pause();
@@ -603,9 +601,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_is_not_used_does_not_answer_for_the_others() {
         let server = RedisServer::start();
-        let target = StoreTarget::open(&server.url()).unwrap();
-        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1))
-            .session(crate::part::Part::default());
+        let mut session = session(&server.url());
         let exchanger = session.exchanger.clone();
         let Dialer::Server(client) = &exchanger.dialer else {
             unreachable!("one server")
