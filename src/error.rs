@@ -119,7 +119,7 @@ kinds! {
         ///
         /// See [`Permit::budget`](crate::Permit::budget).
         UnknownRate = "unknown_rate",
-        /// A pause names a limit that has no slots for its permit: a typo, a rate, or a limit that the request does not have.
+        /// A pause or a report names a limit that has no slots for its permit: a typo, a rate, or a limit that the request does not have.
         ///
         /// See [`Permit::pause`](crate::Permit::pause).
         UnknownLimit = "unknown_limit",

@@ -180,7 +180,7 @@ impl Fallbacks {
             Fallback::Reject => FallbackInForce::Reject,
             // The key's own value also applies here, unless the fallback lowers the limit for all keys.
             Fallback::Local(max) => FallbackInForce::Local(match own {
-                Some(own) if max == limit.max() || own.max < max => own,
+                Some(own) if max >= limit.max() || own.max < max => own,
                 _ => max.into(),
             }),
             Fallback::Share => match state.replicas {
@@ -256,6 +256,20 @@ mod tests {
     fn repeated(down: Duration, every: Duration, time: Duration) -> Vec<(Duration, Duration)> {
         let count = (time.as_millis() / every.as_millis()) as u32;
         (0..count).map(|n| (every * n, every * n + down)).collect()
+    }
+
+    #[test]
+    fn a_key_has_its_own_value_unless_the_fallback_lowers_the_limit() {
+        let fallbacks = Fallbacks::new(Parts::WHOLE, Instant::now());
+        let of = |max: u32, own: u32| {
+            let limit = Limit::concurrent("a", 5).fallback(Fallback::Local(max));
+            let own = Some(own.into());
+            fallbacks.of((ID, &limit), Part::default(), own, Instant::now())
+        };
+        for (max, own, expected) in [(10, 3, 3), (10, 20, 20), (5, 20, 20), (2, 1, 1), (2, 20, 2)] {
+            let expected = FallbackInForce::Local(expected.into());
+            assert_eq!(of(max, own), expected, "{max}, {own}");
+        }
     }
 
     #[test]

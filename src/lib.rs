@@ -92,7 +92,7 @@
 //! - **Liveness:** the call that releases a slot grants it to the next waiter, and a message wakes the waiter's process.
 //! - **No leaks:** a slot is released when the body ends, and on any error, panic, drop or disconnect; after a crash,
 //!   when the lease ends.
-//! - **Idempotence:** lost, late and duplicate messages leave nothing behind.
+//! - **Idempotence:** lost, late and duplicate messages leave no holder and no waiter behind.
 //! - **Bounds:** queues, waits, keys, messages and the store's work per call are bounded.
 //! - **Outages:** no request waits longer than `store_timeout` for a store that is down or slow.
 //! - **Transparency:** the service's errors, readiness, frames, trailers and size hints are unchanged.
@@ -108,7 +108,7 @@
 //! 2. [Shutting down](guide::shutdown): otherwise a process's slots stay taken until their leases end.
 //! 3. [When the store fails](guide::store_failures): what each limit does meanwhile.
 //!
-//! [Bounds and edges](guide::bounds) lists all settings with their defaults.
+//! [Bounds and edges](guide::bounds) lists settings with their defaults.
 //!
 //! # Features
 //!

@@ -424,7 +424,8 @@ fn hasty() -> LimiterBuilder {
 fn builder(lease: Duration) -> LimiterBuilder {
     Limiter::builder()
         .lease(lease)
-        .store_timeout(lease / 4)
+        // An exchange that was cut may run until then, and `shutdown` waits for it.
+        .store_timeout((lease / 4).min(GUARD / 4))
         .poll_interval(Duration::from_millis(100))
 }
 

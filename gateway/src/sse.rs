@@ -70,8 +70,8 @@ impl EventReader {
         while at < bytes.len() {
             if mem::take(&mut self.after_cr) && bytes[at] == b'\n' {
                 at += 1;
-                // Clients that wait for CRLF get the end of an event at once, and not with the next.
-                if self.is_between() {
+                // Clients that wait for CRLF get the end of an event at once, and not with the next, which has not begun.
+                if !self.has_fields && self.line == Line::Begin && self.begin.is_empty() {
                     return (at, Some(End::Nothing));
                 }
                 continue;
@@ -93,11 +93,6 @@ impl EventReader {
             }
         }
         (at, None)
-    }
-
-    /// Whether no event has begun.
-    fn is_between(&self) -> bool {
-        !self.has_fields && self.line == Line::Begin && self.begin.is_empty()
     }
 
     fn read_line(&mut self, mut part: &[u8], on_data: &mut impl FnMut(&[u8])) {

@@ -23,8 +23,7 @@
 //! # Ok::<(), tower_turnstile::ConfigError>(())
 //! ```
 //!
-//! An example with other settings: a key from the path, responses that end when their slot is lost, and refusals in plain
-//! text.
+//! An example with other settings: responses that end when their slot is lost, and refusals in plain text.
 //!
 //! ```
 //! use http::Response;

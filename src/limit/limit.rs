@@ -374,6 +374,8 @@ impl Limit {
     /// store that fails again and again, and in a process that alone is cut off while the store still admits the
     /// requests of others.
     ///
+    /// A request that falls back alone, since its turn to be sent came too late, does not count.
+    ///
     /// In a cluster each of its parts has its own budget. Above zero, and at most 24 hours.
     ///
     /// ```

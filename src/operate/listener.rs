@@ -103,13 +103,7 @@ pub(crate) async fn listen(
         ControlConnection::with_inbox(target, patience, MAX_QUESTIONS, Message::MAX);
     let names = Names::new(namespace, target);
     let mut desk = Desk::of(limiter);
-    let follower = Follower::new(&desk.label);
-    if is_reached {
-        follower
-            .read_again(limiter.keeper(), &control, &names)
-            .await;
-    }
-    desk.follower = Some(follower);
+    desk.follower = Some(Follower::new(&desk.label));
     let listener = Listener(Arc::new(Shared {
         control,
         names,
@@ -122,6 +116,12 @@ pub(crate) async fn listen(
         data_lost: Notify::new(),
     }));
     if let Some(runtime) = runtime.or_else(|| Handle::try_current().ok()) {
+        if is_reached {
+            let shared = listener.0.clone();
+            // The caller's runtime may lack timers.
+            let read = runtime.spawn(async move { shared.read_record().await });
+            let _ = read.await;
+        }
         listener.run_on(&runtime);
     }
     limiter.keeper().set_control_task(Arc::new(listener));
@@ -434,13 +434,12 @@ impl Listening {
     /// Whether to read the store's clock again: it may have been stepped.
     fn may_look_at_clock(&mut self) -> bool {
         let now = Instant::now();
-        let may = self
-            .clock_looked_at
-            .is_none_or(|at| now >= at + CLOCK_PAUSE);
-        if may {
-            self.clock_looked_at = Some(now);
+        let is_recent = |at: Instant| now < at + CLOCK_PAUSE;
+        if self.clock_looked_at.is_some_and(is_recent) {
+            return false;
         }
-        may
+        self.clock_looked_at = Some(now);
+        true
     }
 
     fn is_new<Q>(&mut self, message: &Message<Q>) -> bool {
@@ -465,11 +464,8 @@ struct Allowance {
 
 impl Allowance {
     fn new(rate: f64, at: Instant) -> Self {
-        Self {
-            rate,
-            left: rate,
-            at,
-        }
+        let left = rate;
+        Self { rate, left, at }
     }
 
     fn take(&mut self) -> bool {

@@ -21,6 +21,8 @@ use crate::{
 const ROSTER_LUA: &str = include_str!("roster.lua");
 /// Maximum number of limits that a replica declares.
 const MAX_DECLARED: usize = 1_000;
+/// In the score of a declared value: above the largest of others.
+const ADAPTIVE: i64 = 1 << 22;
 
 /// How a replica registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,13 +40,14 @@ pub enum Registration {
 pub struct Declared {
     pub max: u32,
     pub fair: bool,
+    pub adapts: bool,
 }
 
 /// What other replicas declare for a limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Others {
     /// The labels of those with the highest and with the lowest value, and the values; a fair limit is above others of its
-    /// value.
+    /// value, and an adaptive one above all others.
     pub extremes: Vec<(String, Declared)>,
     /// Whether some other replica declares the same.
     pub is_shared: bool,
@@ -52,7 +55,7 @@ pub struct Others {
 
 impl Declared {
     fn score(self) -> i64 {
-        2 * i64::from(self.max) + i64::from(self.fair)
+        i64::from(self.adapts) * ADAPTIVE + 2 * i64::from(self.max) + i64::from(self.fair)
     }
 }
 
@@ -60,7 +63,8 @@ impl fmt::Display for Declared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slots = if self.max == 1 { "slot" } else { "slots" };
         let fair = if self.fair { ", shared fairly" } else { "" };
-        write!(f, "{} {slots}{fair}", self.max)
+        let adaptive = if self.adapts { ", adaptive" } else { "" };
+        write!(f, "{} {slots}{fair}{adaptive}", self.max)
     }
 }
 
@@ -73,11 +77,11 @@ impl Others {
 
 /// `None` if there is none. Everybody who may write a ledger may write these too.
 fn other(member: &[u8], score: i64) -> Option<(String, Declared)> {
-    let label = member.get(REPLICA_CHARS..)?;
+    let label = String::from_utf8_lossy(member.get(REPLICA_CHARS..)?);
+    let (adapts, score) = (score >= ADAPTIVE, score % ADAPTIVE);
     let (max, fair) = (u32::try_from(score / 2).ok()?, score % 2 == 1);
-    let label = String::from_utf8_lossy(label);
     let label = label.chars().take(MAX_LABEL).collect();
-    Some((label, Declared { max, fair }))
+    Some((label, Declared { max, fair, adapts }))
 }
 
 impl Desk {
@@ -120,10 +124,11 @@ impl Desk {
         let limits = self.keeper.upgrade().map(|keeper| keeper.limits());
         let limits = limits.into_iter().flatten();
         let limits = limits.filter(|look| look.limit.period().is_none());
-        let declared = limits.map(|look| {
+        Vec::from_iter(limits.map(|look| {
             let (max, fair) = (look.declared_max, look.limit.is_fair());
-            (look.limit.name().to_owned(), Some(Declared { max, fair }))
-        });
-        declared.collect()
+            let adapts = look.limit.adapt().is_some();
+            let declared = Declared { max, fair, adapts };
+            (look.limit.name().to_owned(), Some(declared))
+        }))
     }
 }

@@ -322,7 +322,8 @@ impl PaceRow {
 
 /// A key's remaining budget at a rate.
 ///
-/// Calculated from the latest charge that any replica knows, and the units drained since. It excludes charges of
+/// Calculated from the latest charge that any replica knows, and the units drained since; of two charges almost at once, the
+/// earlier may count. It excludes charges of
 /// replicas that are gone, and spending not reported yet. If the store loses its data, the old budget is shown until a
 /// replica charges the key again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

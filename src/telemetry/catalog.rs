@@ -47,8 +47,8 @@ metrics! {
         "Requests under a limit in shadow mode that found no free slot, or too little of the rate";
     UNKEYED = Counter "turnstile_unkeyed_total", "Requests without a key, which the limit did not apply to";
     PAUSES = Counter "turnstile_pauses_total", "Pauses of a key that responses or handlers of this process started";
-    PAUSE_SECONDS = Counter "turnstile_pause_seconds_total", "Length of these pauses, in whole seconds";
-    OVERLOADED = Counter "turnstile_overloaded_total", "Requests under an adaptive limit that its upstream refused or answered too late";
+    PAUSE_SECONDS = Counter "turnstile_pause_seconds_total", "Length of these pauses, as first stated, in whole seconds";
+    OVERLOADED = Counter "turnstile_overloaded_total", "Requests that an outcome found overloaded, or that paused their key";
     ADAPTIVE_CUTS = Counter "turnstile_adaptive_cuts_total", "Cuts of an adaptive limit that this process has learned of";
     UNKNOWN_RATE = Counter "turnstile_unknown_rate_total", "Budgets that name a rate which their request does not have";
     RELEASED = Counter "turnstile_released_total", "Permits that were released";

@@ -145,7 +145,7 @@ async fn http1_client_that_leaves_is_noticed_whatever_it_sent() {
 
 #[tokio::test]
 async fn http1_client_that_leaves_in_the_middle_is_noticed() {
-    for raw in [with_length(1024 * KIB), chunked(1024 * KIB)] {
+    for raw in [with_length(2048 * KIB), chunked(1024 * KIB)] {
         let (limiter, _permit, layer) = busy().await;
         let (service, _told) = reader();
         let address = server(layer, service).await;
@@ -326,7 +326,7 @@ async fn http1_client_that_sends_its_body_first_sees_the_refusal() {
     for (limit, clients) in [(ONE, 50), (patient, 3)] {
         let (service, mut calls) = reader();
         let address = server(limiter.layer(limit).unwrap().read_ahead(), service).await;
-        for raw in [with_length(1024 * KIB), chunked(1000 * KIB)] {
+        for raw in [with_length(2048 * KIB), chunked(1000 * KIB)] {
             let client = move || {
                 // The layer reads for a second, and the machine may have stood still for as long.
                 let is_answered =
@@ -366,13 +366,29 @@ async fn refusal_waits_for_a_body_that_may_be_sent_soon() {
         post(Script::of([]).tells_end()),
         post(Script::of(["whole"])),
         post(Script::of(["begun"]).then_fails()),
-        post(stalled().of_length(1024 * 1024 + 1)),
+        post(stalled().of_length(8 * 1024 * 1024 + 1)),
         over_http2,
         waits_for_100,
     ] {
         let what = format!("{at_once:?}");
         assert!(delay(at_once).await.is_zero(), "{what}");
     }
+}
+
+/// While the request waits its body is read, so the client is told to continue.
+#[tokio::test(start_paused = true)]
+async fn refusal_waits_for_a_body_that_was_asked_for() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let (service, _calls) = reader();
+    let wait = Duration::from_millis(50);
+    let layer = limiter.layer(ONE.wait_up_to(wait)).unwrap().read_ahead();
+    let post = Request::post("/").header("expect", "100-continue");
+    let request = post.body(Script::of(["begun"]).then_waits()).unwrap();
+    let asked = Instant::now();
+    let response = layer.layer(service).oneshot(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(asked.elapsed().as_secs(), 1);
 }
 
 #[tokio::test]
@@ -391,7 +407,7 @@ async fn refusal_does_not_wait_for_a_body_without_end() {
     let call = service.oneshot(Request::post("/").body(body).unwrap());
     let response = soon(call).await.unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(frames.load(Ordering::Relaxed), 16, "1 MiB");
+    assert_eq!(frames.load(Ordering::Relaxed), 128, "8 MiB");
 }
 
 #[tokio::test]

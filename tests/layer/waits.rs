@@ -264,6 +264,27 @@ async fn a_call_has_one_timeout_for_all_its_waits() {
     }
 }
 
+/// It may be another call, with the extensions of the first.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_forwarded_may_have_a_shorter_timeout() {
+    let limiter = Limiter::in_memory();
+    let one = limiter.semaphore(&ONE, Key::SHARED).unwrap();
+    let _permit = one.acquire().await.unwrap();
+    let outer = Limit::concurrent("outer", 1).wait_up_to(LONG);
+    let outer = limiter.layer(outer).unwrap();
+    let inner = limiter.layer(ONE).unwrap().layer(serve(Script::of([])));
+    for (timeout, waited_ms) in [("100m", 100), ("9S", 2_000)] {
+        let inner = inner.clone();
+        let forward = service_fn(move |mut request: Request<()>| {
+            let timeout = HeaderValue::from_static(timeout);
+            request.headers_mut().insert("grpc-timeout", timeout);
+            inner.clone().oneshot(request)
+        });
+        let outcome = outcome(&outer.layer(forward), call("2S")).await;
+        assert_eq!(outcome, timed_out(waited_ms), "{timeout}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_budget_of_a_call_waits_no_longer_than_its_timeout() {
     const SLOW: Limit = Limit::rate("slow", 1, Duration::from_secs(4)).wait_up_to(LONG);

@@ -10,7 +10,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// Files on the path of a permit, and calls between their functions. The numbers may only decrease.
 const MOST_FILES: usize = 16;
-const MOST_CALLS: usize = 64;
+const MOST_CALLS: usize = 63;
 
 /// The path of a permit, from `acquire()` to Redis and back: the steps of ARCHITECTURE.md, each with its functions. A
 /// function is called by the nearest function above it with less indentation. A function without indentation is not
@@ -37,11 +37,10 @@ const WAY: [(&str, &str); 8] = [
              keeper/core/acquire.rs Core::enter_leg
                keeper/core/queues.rs Queues::find_or_make
                keeper/queue/permit.rs Queue::enter
-             keeper/core/acquire.rs Core::advance
-               keeper/core/acquire.rs Core::ask_store
-                 keeper/core/queues.rs Queues::change
-                   keeper/core/queues.rs Queues::list
-                 keeper/queue/permit.rs Queue::ask_store",
+             keeper/core/acquire.rs Core::ask_store
+               keeper/core/queues.rs Queues::change
+                 keeper/core/queues.rs Queues::list
+               keeper/queue/permit.rs Queue::ask_store",
     ),
     (
         "4",

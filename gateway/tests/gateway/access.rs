@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, fs};
 
-use http::Version;
-use http_body_util::BodyExt;
+use bytes::Bytes;
+use http::{Request, Version};
+use http_body_util::{BodyExt, Empty};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::sleep;
@@ -14,7 +15,7 @@ use crate::{
     proxy::send,
     stage::Stage,
     support::{alone, soon},
-    tokens::{body, request, slow},
+    tokens::{body, over, request, slow},
 };
 
 /// Lines of the log, once there are as many.
@@ -172,6 +173,27 @@ fn each_request_is_a_line_once_it_has_ended() {
         let text = fs::read_to_string(log).expect("a log");
         for secret in ["key-", "a a a"] {
             assert!(!text.contains(secret), "{text}");
+        }
+    });
+}
+
+/// A server that knows that nothing comes does not ask for it.
+#[test]
+fn an_answer_without_content_is_complete() {
+    alone(async {
+        let folder = TempDir::new().expect("a folder");
+        let log = folder.path().join("access.log");
+        let log = log.to_str().expect("text");
+        let stage = Stage::with(&["--access-log", log], |policy| policy).await;
+        for (seen, version) in [(1, Version::HTTP_11), (2, Version::HTTP_2)] {
+            let head = Request::head("/v1/chat/short").header("host", "gateway");
+            let head = head.header("x-api-key", "me").body(Empty::<Bytes>::new());
+            let head = over(version, head.expect("a request"));
+            let response = send(&stage.replicas[0], version, head).await;
+            assert_eq!(response.status(), 200, "{version:?}");
+            assert_eq!(response.headers()["content-length"], "4", "{version:?}");
+            let line = lines(log, seen).await.pop().expect("a line");
+            assert_eq!(line["end"], "complete", "{version:?}: {line}");
         }
     });
 }

@@ -350,16 +350,17 @@ fn an_answer_to_head_has_no_content() {
 fn a_client_that_sends_its_body_first_sees_why_it_is_refused() {
     alone(async {
         let stage = Stage::with(&["--max-request", "100KiB"], |policy| policy).await;
-        for (path, coding, status) in [
-            ("/v1/%5Cmessages", "identity", "400"),
-            ("/v1/messages", "gzip", "415"),
-            ("/v1/messages", "identity", "413"),
+        let _full = stage.open_many("full", 5).await;
+        for (path, key, coding, length, status) in [
+            ("/v1/%5Cmessages", "me", "identity", 1_000_000, "400"),
+            ("/v1/messages", "me", "gzip", 1_000_000, "415"),
+            ("/v1/messages", "me", "identity", 1_000_000, "413"),
+            ("/v1/messages", "full", "identity", 3_000_000, "429"),
         ] {
-            let body = vec![b'a'; 1_000_000];
+            let body = vec![b'a'; length];
             let head = format!(
-                "POST {path} HTTP/1.1\r\nhost: gateway\r\nx-api-key: me\r\ncontent-encoding: {coding}\r\n\
-                 content-length: {}\r\n\r\n",
-                body.len()
+                "POST {path} HTTP/1.1\r\nhost: gateway\r\nx-api-key: {key}\r\ncontent-encoding: {coding}\r\n\
+                 content-length: {length}\r\n\r\n"
             );
             let ask = async || {
                 let mut client = TcpStream::connect(stage.replicas[0].address()).await?;

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use tokio::{net::TcpStream, time::sleep};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::sleep,
+};
 
 use crate::{
-    stage::{Stage, ask},
+    stage::{Stage, ask, changed},
     support::{alone, soon},
 };
 
@@ -61,6 +64,47 @@ fn an_upstream_that_fails_in_the_middle_gives_back_slots() {
             rest.expect_err("the client sees that it is not whole");
         }
         stage.until_held(0).await;
+    });
+}
+
+/// The gateway's own answer says nothing of the upstream's capacity.
+#[test]
+fn an_upstream_that_cannot_be_reached_raises_no_adaptive_limit() {
+    alone(async {
+        let adaptive = |policy: String| {
+            let policy = changed(&policy, "burst = 20\n", "burst = 1_000_000\n");
+            // No weight may be above the floor.
+            let policy = changed(&policy, "weight = 4\n", "");
+            let follows = "outcome = 'overload'\nadapt = { floor = 1, ceiling = 40 }";
+            let one = format!("concurrent = 1\n{follows}\n");
+            changed(&policy, "concurrent = 5\n", &one)
+        };
+        let stage = Stage::with(&[], adaptive).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let nobody = format!("http://{}", listener.local_addr().expect("an address"));
+        drop(listener);
+        let broken = stage.replica(&nobody, &[]).await;
+        let values = || {
+            let keys = stage.redis.keys("*:pace");
+            keys.lines().filter(|key| !key.is_empty()).count()
+        };
+        // Refused while the slot of the last one is on its way back.
+        let fails = async || {
+            while let Err(refused) = ask(broken.get("/v1/chat/short").key("broken")).await {
+                assert_eq!(refused.limits, ["chat-key"]);
+            }
+        };
+        let passes = async || while stage.pass(0, "good").await.is_err() {};
+        for _ in 0..20 {
+            soon(fails()).await;
+        }
+        assert_eq!(values(), 0);
+        // A value that is not as declared is kept.
+        while values() == 0 {
+            soon(passes()).await;
+            soon(fails()).await;
+        }
+        assert_eq!(values(), 1);
     });
 }
 

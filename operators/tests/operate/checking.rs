@@ -151,6 +151,13 @@ async fn a_request_is_told_what_it_meets() {
         refused.contains("always refused: invalid_cost"),
         "{refused}"
     );
+    // As in a service, the first of a name counts.
+    let keys = ["first", "second"].map(|key| format!("x-api-key: {key}"));
+    let twice = ["--header", &keys[0], "--header", &keys[1]];
+    let post = ["--path", "/v1/chat", "--method", "POST", "--json"];
+    let rows: Vec<Value> =
+        serde_json::from_str(&says(&[&post[..], &twice].concat()).await).unwrap();
+    assert_eq!(rows[0]["caller"], "first");
     let free = says(&["--path", "/health"]).await;
     assert_eq!(free, "GET /health is under no limit of route /health\n");
     let other = says(&["--path", "/v1/chat"]).await;

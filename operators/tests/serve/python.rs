@@ -114,7 +114,7 @@ fn a_holder_learns_that_its_slot_is_over() {
     });
 }
 
-/// The script of the guide, word for word but for the name of its limit.
+/// The script of the guide, word for word.
 #[test]
 fn the_script_of_the_guide_holds_a_slot() {
     alone(async {
@@ -122,10 +122,9 @@ fn the_script_of_the_guide_holds_a_slot() {
         let page = include_str!("../../../src/guide/not_rust.md");
         let (_, rest) = page.split_once("```python\n").expect("a script");
         let (script, _) = rest.split_once("```").expect("its end");
-        let script = script.replace("\"gpu\"", "\"fair\"");
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("jobs.py");
-        std::fs::write(&path, script + "\nprint('done')\n").unwrap();
+        std::fs::write(&path, format!("{script}\nprint('done')\n")).unwrap();
         let mut command = python(&scene, path.to_str().unwrap(), &[]);
         command.current_dir(folder.path());
         assert_eq!(succeeds(command).await, "training\nanswering\ndone\n");

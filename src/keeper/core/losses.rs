@@ -7,6 +7,7 @@
 //! | heard | here (`on_lost`): newcomers wait at once, and the generation is asked for | here (`on_lost`) |
 //! | then | every queue introduces its holders: `queue/outage.rs` (`introduce`) | its queue does |
 //! | permits back | holders that the store lacks are adopted: `queue/exchange.rs` (`renewed`, then `take_by_name`, `adopted`) | the same |
+//! | waiters back | asked for by name and found absent, they queue again, behind those who came meanwhile: `queue/exchange.rs` (`after_answer`, `renewed`), `queue/outage.rs` (`call_roll`) | the same |
 //! | over | after a time, and one more query: here (`check_returns`, `on_generation`) | after a time |
 //!
 //! A failover to a replica that lacks the last writes keeps the generation, and does not count as a loss of data. Each process

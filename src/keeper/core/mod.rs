@@ -23,14 +23,13 @@
 //!
 //! # Driving it
 //!
-//! The caller begins each step with `begin_step`, which tells the time, and calls in this order, as
-//! [`DriverState`](super::lock) and the simulation do:
+//! Each step has the lock. It begins with `begin_step`, which tells the time, and ends with `take_effects`, which run without
+//! the lock: they wake tasks, and write metrics and logs. There are two kinds of steps:
 //!
-//! 1. One input: `submit`, `collect`, `cancel` or `release`; `on_event` for news of a connection; `on_reply` or `on_failure`,
-//!    once for each exchange; or `on_time`, once `next_due` has passed.
-//! 2. `next_exchange`, until it returns `None`: the exchanges are sent in this order.
-//! 3. `take_effects`, which run without the lock: they wake tasks, and write metrics and logs. Then the caller sleeps until
-//!    `next_due`.
+//! 1. One input: of a request, `submit`, `collect`, `cancel` or `release`; of the driver, `on_event` for news of a connection,
+//!    and `on_reply` or `on_failure`, once for each exchange.
+//! 2. The driver's next step (`DriverState::next_step`), after its inputs and whenever it is woken: `on_time`, then
+//!    `next_exchange` until that returns `None`; the exchanges are sent in this order. Then the driver sleeps until `next_due`.
 //!
 //! # Files
 //!

@@ -16,7 +16,7 @@ use crate::{
         effects::{Effect, LogEvent},
         queue::{Doubt, PendingBatch},
     },
-    leases::{Paid, ReportOutcome, StoreMoment},
+    leases::{Fee, Paid, ReportOutcome, StoreMoment},
     ledger::{Batch, Charged, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError, Refund, Wake},
     limit::Limit,
     part::Part,
@@ -428,25 +428,23 @@ impl Core {
         error: &LedgerError,
         at: StoreMoment,
     ) -> Option<StoreError> {
-        let (availability, mut is_rate) = (error.availability(), true);
+        let availability = error.availability();
         let failed = |ask: &ClaimAsk| sent.pending[ask.batch].failed;
-        // The fault is in the claim itself: a part of it may have been written.
-        let is_own = sent.claim.charges.is_empty() && !sent.claim.asks.iter().any(failed);
-        let is_lost = error.is_lost();
-        let error = StoreError::from(error);
-        if let Some(limit) = self.limit_of(sent).filter(|_| !is_lost) {
-            let charge = sent.claim.charges.first();
-            let key = charge.map_or_else(Default::default, |charge| charge.key.clone());
+        // Otherwise a part of the claim may have been written.
+        let has_not_run = sent.claim.asks.iter().any(failed);
+        let is_own = sent.claim.charges.is_empty() && !has_not_run;
+        let (is_lost, error) = (error.is_lost(), StoreError::from(error));
+        // The faults of ledgers have been reported.
+        if let Some((limit, key)) = self.limit_of(sent).filter(|_| !is_lost && !has_not_run) {
             (self.complaints).report(&limit, &key, &error, &mut self.ctx);
         }
         for ask in &sent.claim.asks {
             let pending = &sent.pending[ask.batch];
-            is_rate &= !pending.failed;
-            let (not_after_us, availability) = match (pending.failed, is_own) {
-                (_, true) => (at.store_us, availability),
-                (true, _) => (0, availability),
+            let not_after_us = if has_not_run { 0 } else { at.store_us };
+            let availability = match (pending.failed, is_own) {
                 // The other legs retry if the request continues without this one.
-                _ => (0, Availability::Up),
+                (false, false) => Availability::Up,
+                _ => availability,
             };
             let queue = self.queues.without_listing(pending.queue);
             queue.entry_unanswered(&mut self.ctx, ask.seq, not_after_us, availability);
@@ -454,7 +452,7 @@ impl Core {
         if let Asker::Account(id) = sent.asker {
             (self.accounting).on_report(id, ReportOutcome::Refused, &mut self.ctx, &mut self.links);
         } else if let Some(id) = sent.request
-            && is_rate
+            && !has_not_run
             && availability == Availability::Refused
         {
             self.refuse_unpaid(id);
@@ -462,16 +460,17 @@ impl Core {
         (error.is_outage() && !is_lost).then_some(error)
     }
 
-    /// The first limit of the claim.
-    fn limit_of(&self, sent: &SentClaim<'_>) -> Option<Arc<Limit>> {
-        if let Some(ask) = sent.claim.asks.first() {
-            let queue = sent.pending[ask.batch].queue;
-            return Some(self.queues[queue].terms().limit().clone());
-        }
+    /// The limit and the key of the claim's first charge, or else the limit of its first slot.
+    fn limit_of(&self, sent: &SentClaim<'_>) -> Option<(Arc<Limit>, Arc<str>)> {
+        let Some(charge) = sent.claim.charges.first() else {
+            let queue = sent.pending[sent.claim.asks.first()?.batch].queue;
+            return Some((self.queues[queue].terms().limit().clone(), Arc::default()));
+        };
+        let is_it = |fee: &&Fee| fee.charge.key == charge.key;
         let fee = match sent.asker {
             Asker::Account(id) => self.accounting.accounts.get(id)?.fee(),
-            _ => self.requests.get(sent.asker.request()?)?.fees().first()?,
+            asker => (self.requests.get(asker.request()?)?.fees().iter()).find(is_it)?,
         };
-        Some(fee.limit.clone())
+        Some((fee.limit.clone(), charge.key.clone()))
     }
 }

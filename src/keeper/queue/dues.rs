@@ -31,14 +31,14 @@ impl Queue {
         let time = (time.unwrap_or(FIRST_HOLD)).min(ctx.settings.lease / PART_OF_LEASE);
         let max = self.terms.max();
         let paying = self.entries.get_mut(seq)?.paying_mut()?;
-        if let Payment::Ahead { .. } = paying.paid {
+        if let Payment::Quoted { .. } = paying.paid {
             // It was sent with this price, by which a departure finds it in its line.
             return paying.payer();
         }
         let (tenant, own) = (paying.tenant, paying.share);
         let share = ctx.registry.share_of(self.terms.limit_id, tenant, own);
         let cost_us = cost_us(time, seq, share, max);
-        paying.paid = Payment::Ahead { cost_us };
+        paying.paid = Payment::Quoted { cost_us };
         paying.payer()
     }
 
@@ -69,7 +69,7 @@ impl Queue {
         let since = |at| cost_us(ctx.now.saturating_duration_since(at)) as i64;
         let us = match (entry.state(), paying.paid) {
             // Granted, and not used yet.
-            (State::Checking { .. }, Payment::Ahead { cost_us }) => -(cost_us as i64),
+            (State::Checking { .. }, Payment::Quoted { cost_us }) => -(cost_us as i64),
             (State::Held(_), Payment::Since { at, cost_us }) => since(at) - cost_us as i64,
             (State::Held(_), Payment::Until(until)) => since(until),
             _ => return None,

@@ -37,7 +37,7 @@ impl Queue {
             },
             max_waiters: self.terms.limit().waiters(),
             reuse: self.reuse(ctx),
-            dues: self.terms.no_dues(),
+            dues: self.terms.empty_dues(),
             ..Batch::default()
         };
         let mut pending = PendingBatch {
@@ -139,7 +139,7 @@ impl Queue {
                 entry.presence.enter_sent();
                 batch.adopt.push(seq);
                 let was_granted = entry.lease.deadline().is_some();
-                batch.tells |= was_granted && self.outbox.take_loss();
+                batch.tells |= was_granted && self.outbox.take_tells_loss();
             }
             take_room(room, seq);
         }
@@ -524,7 +524,8 @@ impl Queue {
             }
             Some(State::Sent { at, .. }) => (0, *at),
             Some(State::Held(_) | State::Checking { .. }) => return,
-            // It waits there no longer: its slot is released, whenever its lease ends.
+            // It waits there no longer, and leaves: its slot is released, whenever its lease ends. Names in other states never
+            // waited there.
             _ => (0, ctx.now),
         };
         if wake.granted_us < seen_us {

@@ -100,7 +100,7 @@ impl Queue {
             batch.limit = batch.limit.saturating_sub(self.entries.held().all);
         }
         batch.max_waiters = self.terms.limit().waiters();
-        (batch.waits, batch.dues) = (waits, self.terms.no_dues());
+        (batch.waits, batch.dues) = (waits, self.terms.empty_dues());
         let want = match waits {
             _ if is_shadow => Want::IfFree,
             true => Want::Wait,

@@ -30,8 +30,9 @@ const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 /// waits ([`unanswered`](Self::unanswered)). About *waiters*: they are asked for by name, and nobody waits. About *holders*:
 /// those of this moment are asked for, and newcomers wait until they are confirmed.
 impl Queue {
-    /// Asks for every waiter by name, since messages may be missing: at once, or soon. Soon, because holders of other replicas
-    /// get there first if the store has lost its data. Grants being checked are asked for at once.
+    /// Asks for every waiter by name, since messages may be missing: at once, or soon, unless an answer shows first that it is
+    /// gone (`after_answer`). Soon, because holders of other replicas get there first if the store has lost its data. Grants
+    /// being checked are asked for at once.
     pub fn call_roll(&mut self, ctx: &Context, at_once: bool) {
         if !at_once {
             let soon = HOLDERS_FIRST.min(ctx.settings.poll_interval);

@@ -179,7 +179,7 @@ impl Outbox {
     }
 
     /// Whether a batch that adopts a permit tells the others: the first that does.
-    pub fn take_loss(&mut self) -> bool {
+    pub fn take_tells_loss(&mut self) -> bool {
         mem::take(&mut self.tells_loss)
     }
 
@@ -307,13 +307,13 @@ mod tests {
         outbox.set_tells_loss(true);
         outbox.ask_for_holders();
         assert!(outbox.begin() && !outbox.begin());
-        assert!(outbox.take_loss() && !outbox.take_loss());
+        assert!(outbox.take_tells_loss() && !outbox.take_tells_loss());
         outbox.set_tells_loss(true);
         outbox.set_tells_loss(false);
-        assert!(!outbox.take_loss(), "another replica has told it");
+        assert!(!outbox.take_tells_loss(), "another replica has told it");
         outbox.again(true, false);
-        assert!(outbox.take_loss() && !outbox.begin(), "not answered");
+        assert!(outbox.take_tells_loss() && !outbox.begin(), "not answered");
         outbox.again(false, true);
-        assert!(!outbox.take_loss() && outbox.begin(), "not answered");
+        assert!(!outbox.take_tells_loss() && outbox.begin(), "not answered");
     }
 }

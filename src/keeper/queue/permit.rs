@@ -211,7 +211,7 @@ impl Queue {
         (batch.limit, batch.whole) = limits;
         batch.max_waiters = self.terms.limit().waiters();
         if batch.dues.is_some() != self.terms.limit().is_fair() {
-            batch.dues = self.terms.no_dues();
+            batch.dues = self.terms.empty_dues();
         }
         batch
     }

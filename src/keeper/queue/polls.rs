@@ -78,8 +78,8 @@ impl Polls {
         })
     }
 
-    /// Schedules a roll call, before which nothing else is asked. It is never postponed: a sequence of failing connections would
-    /// postpone it for ever.
+    /// Schedules a roll call, before which neither a poll nor the end of a lease asks. It is never postponed: a sequence of
+    /// failing connections would postpone it for ever.
     pub fn call_roll_by(&mut self, soon: Instant) {
         if let Some(times) = &mut self.0 {
             let at = times.roll_call_at.map_or(soon, |at| at.min(soon));

@@ -101,7 +101,7 @@ impl Presence {
 
     /// The exchange that adopts it is answered. Returns whether that confirms it: otherwise a renewal, listed or in flight, will.
     pub fn adopted(&mut self, is_held: bool) -> bool {
-        self.enter_answered(false);
+        self.entering = false;
         self.missing = !is_held;
         is_held && self.renewal == Renewal::None
     }

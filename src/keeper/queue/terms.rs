@@ -165,8 +165,8 @@ impl KeyTerms {
         self.return_left(ctx).is_some()
     }
 
-    /// The dues of a batch, if the limit is fair.
-    pub fn no_dues(&self) -> Option<Box<Dues>> {
+    /// The dues of a batch, without entries; a batch without dues is of a limit that is not fair.
+    pub fn empty_dues(&self) -> Option<Box<Dues>> {
         self.limit.is_fair().then(Box::default)
     }
 

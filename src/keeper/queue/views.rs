@@ -74,7 +74,9 @@ impl Queue {
             AcquireErrorKind::Full | AcquireErrorKind::QueueFull | AcquireErrorKind::TimedOut => {
                 let others = usage.waiting.saturating_sub(own_places);
                 let next_free = self.next_free(ctx, others, weight_of(seq));
-                next_free.max(self.terms.return_left(ctx))
+                next_free
+                    .max(self.terms.return_left(ctx))
+                    .max(self.pause.left(ctx.now))
             }
             // Nothing is known of the end of an outage or of a shutdown.
             _ => None,

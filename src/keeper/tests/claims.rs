@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    ledger::{Exchange, Seq},
+    ledger::{Exchange, LedgerError, Seq},
     limit::Mode,
     store::Event,
 };
@@ -126,6 +126,22 @@ fn one_exchange_takes_all() {
     assert_eq!(world.under_limit(&NARROW), (1, 0));
     assert_eq!(world.under_limit(&WIDE), (1, 0));
     assert!(!world.rate_is_free());
+}
+
+/// The ledgers are written in turn, so an error at one of them does not tell that nothing was.
+#[test]
+fn a_claim_answered_with_an_error_leaves_nothing_in_the_store() {
+    let mut world = world(1);
+    let asked = world.claim_all(PATIENT);
+    let sent = world.send(0);
+    let mut reply = world.run(&sent);
+    let message = "WRONGTYPE Operation against a key".to_owned();
+    reply.claims = vec![Err(LedgerError { message })];
+    world.answer(0, &sent, reply);
+    assert!(matches!(world.look(asked), Some(Err(_))));
+    world.settle();
+    assert_eq!(world.under_limit(&NARROW), (0, 0));
+    assert_eq!(world.under_limit(&WIDE), (0, 0));
 }
 
 /// Wherever a request is when it ends, its slots are released and its charges refunded.

@@ -55,6 +55,11 @@ impl World {
         reply.batches.fill_with(|| Err(wrong_type()));
         self.ledgers.clear();
         self.answer(0, &sent, reply);
+        self.reports()
+    }
+
+    /// The limits that are reported now, since a key cannot be used.
+    fn reports(&mut self) -> Vec<String> {
         let effects = self.keepers[0].take_effects();
         let reports = effects.logged().filter_map(|event| match event {
             LogEvent::LedgerUnusable { limit, .. } => Some(limit.name().to_owned()),
@@ -210,6 +215,26 @@ fn a_limit_in_shadow_whose_key_is_broken_refuses_nobody() {
         world.answer(0, &sent, reply);
         world.settle();
         assert_eq!(refused(world.see(asked)), None, "rate: {rate}");
+    }
+}
+
+/// And not the first one that the request asks for.
+#[test]
+fn the_limit_whose_key_is_broken_is_reported() {
+    for broken in [&WIDE, &RATE] {
+        let mut world = World::under(1, &[&NARROW, broken]);
+        world.all(0, vec![leg(0, Duration::ZERO), leg(1, Duration::ZERO)]);
+        let sent = world.send(0);
+        let mut reply = world.run(&sent);
+        let wide = Key::from("me").ledger_name("test", "wide");
+        for (batch, answer) in sent.exchange.batches.iter().zip(&mut reply.batches) {
+            if *batch.key == *wide {
+                *answer = Err(wrong_type());
+            }
+        }
+        reply.claims = vec![Err(wrong_type())];
+        world.answer(0, &sent, reply);
+        assert_eq!(world.reports(), [broken.name()]);
     }
 }
 

@@ -14,12 +14,12 @@ use crate::layer::refusal::Form;
 pub(in crate::layer) struct CallDeadline(pub(super) Instant);
 
 impl CallDeadline {
-    /// Adds the deadline to a call that has none yet.
+    /// Adds the deadline to a call, unless it has an earlier one. A call that is forwarded may have that of another.
     pub(in crate::layer) fn note(head: &mut Parts) {
-        if let Some(timeout) = call_timeout(head)
-            && head.extensions.get::<Self>().is_none()
-        {
-            head.extensions.insert(Self(Instant::now() + timeout));
+        if let Some(timeout) = call_timeout(head) {
+            let until = Instant::now() + timeout;
+            let noted = head.extensions.get_or_insert(Self(until));
+            noted.0 = noted.0.min(until);
         }
     }
 }

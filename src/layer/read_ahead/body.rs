@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 /// Maximum number of bytes to discard of a refused request's body, unless more are read ahead.
-const DISCARDED: usize = 1024 * 1024;
+const DISCARDED: usize = 8 * 1024 * 1024;
 
 /// Maximum number of frames read in one poll, since a client may send any number of tiny or empty frames.
 const FRAMES_A_POLL: usize = 32;

@@ -42,8 +42,8 @@ pin_project! {
         limited: ResponseFuture<S, ReadAheadBody<Q>>,
         // Timer until reading begins. Created when the request first has to wait.
         pause: Option<Pin<Box<Sleep>>>,
-        // Whether the client sends its body without being asked, on a connection of its own.
-        uploads: bool,
+        // Whether the client sends its body, unasked or since it was read. `None`: a refusal ends only its stream.
+        sends: Option<bool>,
         refused: Option<Discarding>,
     }
 }
@@ -60,11 +60,11 @@ impl<S, Q> ReadAheadFuture<S, Q>
 where
     S: Service<Request<ReadAheadBody<Q>>>,
 {
-    pub(super) fn new(limited: ResponseFuture<S, ReadAheadBody<Q>>, uploads: bool) -> Self {
+    pub(super) fn new(limited: ResponseFuture<S, ReadAheadBody<Q>>, sends: Option<bool>) -> Self {
         Self {
             limited,
             pause: None,
-            uploads,
+            sends,
             refused: None,
         }
     }
@@ -86,10 +86,9 @@ where
                 Poll::Ready(Ok(())) => return this.limited.poll(cx),
                 Poll::Ready(Err(reason)) => {
                     let body = this.limited.as_mut().waiting();
-                    let body = body.filter(|_| *this.uploads);
                     let left = body.map_or(0, |body| body.discardable());
                     // Without timers, a client that sends nothing would never be refused.
-                    if left == 0 || Handle::try_current().is_err() {
+                    if *this.sends != Some(true) || left == 0 || Handle::try_current().is_err() {
                         let response = this.limited.refuse(|gate| gate.refusal_of(&reason));
                         return Poll::Ready(Ok(response));
                     }
@@ -128,6 +127,7 @@ where
         if let Some(pause) = this.pause {
             ready!(pause.as_mut().poll(cx));
         }
+        *this.sends = this.sends.map(|_| true);
         match ready!(body.poll_ahead(cx)) {
             Ok(()) => Poll::Pending,
             Err(_) => {

@@ -33,10 +33,11 @@ impl LimitLayer {
     /// [`up_to`](ReadAheadLayer::up_to) raises the bound. A client that has already sent the start of its next request
     /// (pipelining) is not noticed either. Over HTTP/2 every disconnect is noticed, with or without this layer.
     ///
-    /// A refused HTTP/1 request gets its response once the rest of its body has been read and discarded: at most 1 MiB (or
+    /// A refused HTTP/1 request gets its response once the rest of its body has been read and discarded: at most 8 MiB (or
     /// the number of [`up_to`](ReadAheadLayer::up_to), if larger), for at most a second. Otherwise hyper would close the
     /// connection, and a client that sends its whole body before it reads would see a reset connection instead of the
-    /// refusal. A request without a body, with a longer `Content-Length`, or with `Expect: 100-continue` is refused at once.
+    /// refusal. A request without a body, with a longer `Content-Length`, or with an `Expect: 100-continue` that is not answered
+    /// yet is refused at once.
     ///
     /// Other effects:
     ///

@@ -58,9 +58,9 @@ where
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
         // Over HTTP/2 a refusal ends only its stream, and the client sees it.
-        let uploads =
-            request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
+        let asks = request.headers().contains_key(header::EXPECT);
+        let sends = (request.version() < Version::HTTP_2).then_some(!asks);
         let request = request.map(|body| ReadAheadBody::new(body, self.bound));
-        ReadAheadFuture::new(self.limited.call(request), uploads)
+        ReadAheadFuture::new(self.limited.call(request), sends)
     }
 }

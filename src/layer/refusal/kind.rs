@@ -52,9 +52,10 @@ kinds! {
         ///
         /// Only in a [`Refusal`](crate::layer::Refusal) made from the error of [`Slot::budget`](crate::layer::Slot::budget).
         UnknownRate = "unknown_rate",
-        /// The handler pauses a limit that the request does not have. The status is 500.
+        /// The handler pauses a limit that the request does not have, or reports to one. The status is 500.
         ///
-        /// Only in a [`Refusal`](crate::layer::Refusal) made from the error of [`Slot::pause`](crate::layer::Slot::pause).
+        /// Only in a [`Refusal`](crate::layer::Refusal) made from the error of [`Slot::pause`](crate::layer::Slot::pause) or
+        /// [`Slot::report`](crate::layer::Slot::report).
         UnknownLimit = "unknown_limit",
         /// The request has no key, and [`Scope::require_key`](crate::layer::Scope::require_key) is set; or no tenant, and
         /// [`Scope::require_tenant`](crate::layer::Scope::require_tenant) is set. The status is 400.

@@ -184,7 +184,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         }
         // Only the log has the name.
         RefusalKind::UnknownRate => "the request cannot be charged".into(),
-        RefusalKind::UnknownLimit => "the limit cannot be paused".into(),
+        RefusalKind::UnknownLimit => "the request is not under this limit".into(),
         RefusalKind::NoKey if refusal.is_fair => {
             "the request has no key or no tenant for this limit".into()
         }

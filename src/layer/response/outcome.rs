@@ -20,7 +20,7 @@ use crate::{error::ConfigError, limit::Verdict, permit::Share, ranges::MAX_PAUSE
 pub enum Outcome {
     /// The upstream took the request: an [adaptive](crate::layer::Scope::adapt) limit may grow.
     Accepted,
-    /// Nothing follows.
+    /// The response says nothing of the load.
     Other,
     /// The upstream is overloaded: an adaptive limit counts it, and is cut if there are several.
     Overloaded,

@@ -39,7 +39,8 @@ local function sometimes()
 
   -- `renew` never shortens a lease, since another replica may have granted a longer one. An ended lease is revived if
   -- it has not been expired yet: its slot is still free. `adopt` runs before `promote`, so that the queue gets only the
-  -- slots that the true holders leave. It may exceed the limit. Returns the new numbers, and the places of the first renewed waiters.
+  -- slots that the true holders leave. It may exceed the limit. Returns the new numbers, the places of the first renewed
+  -- waiters, and false: the exchange is not short.
   function some.extend(ledger, first, renews, extends, in_use, waiting, end_ms, end_text)
     local key, reply, list, places, missing = ledger.key, ledger.reply, {}, nil, false
     for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + extends - 1))) do

@@ -171,7 +171,9 @@ fn pack<const COUNT: usize>(packed: &mut Vec<u8>, record: [u64; COUNT]) {
 /// Decodes the reply to `exchange`. A ledger's error that concerns the whole server fails the exchange.
 pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreError> {
     let mut parts = items(value).ok_or_else(unreadable)?;
-    let now_us = unsigned(parts.next()).ok_or_else(unreadable)?;
+    // A working store never sends a negative time.
+    let now_us = integer(parts.next()).and_then(|us| us.try_into().ok());
+    let now_us = now_us.ok_or_else(unreadable)?;
     let more_or_late = integer(parts.next()).ok_or_else(unreadable)?;
     if more_or_late == LATE {
         return Ok(Reply::late(now_us));
@@ -586,11 +588,6 @@ fn integers<const COUNT: usize>(parts: &mut dyn Iterator<Item = Value>) -> Optio
         *number = integer(parts.next())?;
     }
     Some(integers)
-}
-
-/// A time; a working store never sends a negative one.
-fn unsigned(value: Option<Value>) -> Option<u64> {
-    integer(value)?.try_into().ok()
 }
 
 fn integer(value: Option<Value>) -> Option<i64> {

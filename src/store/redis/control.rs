@@ -171,7 +171,7 @@ impl ControlConnection {
         self.current().is_some()
     }
 
-    /// Completes when a connection has ended since the last call, or when its server was replaced.
+    /// Completes when a connection has ended or an operation has failed since the last call, or when the server was replaced.
     ///
     /// # Cancel safety
     ///
@@ -197,6 +197,8 @@ impl ControlConnection {
                 no_answer(self.patience, is_connected)
             }
         };
+        // With TLS, a connection that is given up does not tell its end.
+        self.ended.notify_one();
         Err(error.at(&self.dialer.address()))
     }
 
@@ -214,6 +216,7 @@ impl ControlConnection {
             {
                 self.forget(&link);
                 if !is_cut(error) {
+                    self.lookups.failed();
                     self.dialer.search_again();
                 }
             }
@@ -293,6 +296,7 @@ impl ControlConnection {
     pub fn disconnect(&self) {
         let old = locked(&self.current).take();
         drop(old);
+        self.lookups.failed();
         self.dialer.disconnect();
     }
 }
@@ -324,6 +328,21 @@ mod tests {
     async fn next(received: &mut mpsc::Receiver<Vec<u8>>) -> Vec<u8> {
         let message = timeout(GUARD, received.recv()).await;
         message.expect("in time").expect("an inbox")
+    }
+
+    /// With TLS nothing else tells it.
+    #[tokio::test]
+    async fn a_connection_that_is_given_up_has_ended() {
+        let server = RedisServer::start();
+        let target = StoreTarget::open(&server.url()).expect("a URL");
+        let control = ControlConnection::new(&target, Duration::from_secs(1));
+        while control.connect_now().await.is_err() {}
+        while control.ended().now_or_never().is_some() {}
+        server.pause();
+        let error = control.time_ms().await.expect_err("it stands still");
+        assert!(error.is_outage() && !control.is_connected());
+        assert!(control.ended().now_or_never().is_some());
+        server.resume();
     }
 
     #[tokio::test]

@@ -22,8 +22,8 @@ use crate::sync::locked;
 pub(super) struct Lookups {
     /// Those that are not over, by host and port.
     open: Mutex<HashMap<(String, u16), (AbortHandle, Addresses)>>,
-    /// Addresses that were connected to, one after the other, since a server did any work.
-    tried: Mutex<HashSet<SocketAddr>>,
+    /// The latest address that was connected to, and those whose servers did no work.
+    tried: Mutex<(Option<SocketAddr>, HashSet<SocketAddr>)>,
 }
 
 type Addresses = Shared<BoxFuture<'static, Result<Vec<SocketAddr>, Arc<io::Error>>>>;
@@ -57,31 +57,31 @@ impl Lookups {
             let (_, addresses) = open.or_insert_with(|| begin(resolve));
             addresses.clone()
         };
-        let addresses = addresses.await;
-        addresses.map_err(|error| io::Error::new(error.kind(), error.to_string()))
+        let copy = |error: Arc<io::Error>| io::Error::new(error.kind(), error.to_string());
+        addresses.await.map_err(copy)
     }
 
-    /// Connects to one of these addresses, if possible to one that was not tried. If that fails, all will be next.
+    /// Connects to one of these addresses, if possible to one whose server may work. If that fails, all will be next.
     pub(super) async fn connect<T, E>(
         &self,
         addresses: Vec<SocketAddr>,
         connect: impl AsyncFnOnce(Vec<SocketAddr>) -> Result<(T, SocketAddr), E>,
     ) -> Result<T, E> {
-        let mut tried = mem::take(&mut *locked(&self.tried));
+        let (_, mut tried) = mem::take(&mut *locked(&self.tried));
         tried.retain(|known| addresses.contains(known));
-        if tried.len() == addresses.len() {
+        if addresses.iter().all(|one| tried.contains(one)) {
             tried.clear();
         }
         let others = addresses.into_iter().filter(|one| !tried.contains(one));
         let (connected, address) = connect(others.collect()).await?;
-        tried.insert(address);
-        *locked(&self.tried) = tried;
+        *locked(&self.tried) = (Some(address), tried);
         Ok(connected)
     }
 
-    /// The server of the latest connection works.
-    pub(super) fn works(&self) {
-        locked(&self.tried).clear();
+    /// The server of the latest connection does no work, or does not answer.
+    pub(super) fn failed(&self) {
+        let (latest, tried) = &mut *locked(&self.tried);
+        tried.extend(*latest);
     }
 }
 
@@ -145,23 +145,25 @@ mod tests {
             lookups.connect(addresses.to_vec(), connect).await.ok()
         };
         let all = [one, two, three];
-        for expected in [one, two, three, one] {
+        for _ in 0..3 {
+            assert_eq!(reached(&all, &[]).await, Some(one), "it works");
+        }
+        for expected in [two, three, one, two] {
+            lookups.failed();
             assert_eq!(reached(&all, &[]).await, Some(expected));
         }
-        lookups.works();
-        assert_eq!(reached(&all, &[]).await, Some(one));
-        assert_eq!(reached(&all, &[two, three]).await, None);
-        assert_eq!(
-            reached(&all, &[two, three]).await,
-            Some(one),
-            "not given up"
-        );
-        assert_eq!(reached(&[one], &[]).await, Some(one), "there is no other");
-        assert_eq!(
-            reached(&[three, two], &[]).await,
-            Some(three),
-            "other addresses"
-        );
+        assert_eq!(reached(&all, &[]).await, Some(two), "it works");
+        lookups.failed();
+        assert_eq!(reached(&all, &[three]).await, None);
+        let again = reached(&all, &[three]).await;
+        assert_eq!(again, Some(one), "none is given up");
+        for same in [&[one][..], &[one, one]] {
+            lookups.failed();
+            assert_eq!(reached(same, &[]).await, Some(one), "there is no other");
+        }
+        lookups.failed();
+        let others = reached(&[three, two], &[]).await;
+        assert_eq!(others, Some(three), "other addresses");
     }
 
     #[tokio::test]

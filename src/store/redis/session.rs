@@ -260,14 +260,12 @@ impl Exchanger {
         let value = outcome.map_err(|error| store_error(&error));
         let reply = value.and_then(|value| decode(exchange, value));
         let reply = reply.map_err(|error| error.at(&link.address()));
-        if reply.is_ok() && !exchange.is_empty() {
-            self.lookups.works();
-        }
         if reply.is_err() {
             // Whatever the error, the next connection may lead to another server. A connection that was cut is no reason
             // to look for another node.
             self.forget(link);
             if !was_cut {
+                self.lookups.failed();
                 self.dialer.search_again();
             }
         }
@@ -317,6 +315,7 @@ impl Exchanger {
     fn disconnect(&self) {
         let old = locked(&self.current).take();
         leave(old);
+        self.lookups.failed();
         self.dialer.disconnect();
     }
 

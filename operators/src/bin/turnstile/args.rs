@@ -25,11 +25,12 @@ use crate::{job::RunArgs, serve::ServeArgs};
 #[command(name = "turnstile", version)]
 pub(crate) struct Args {
     /// URL of the store. Everybody on the machine can see a password in an argument: prefer the environment.
-    #[arg(long, env = "TURNSTILE_STORE", hide_env_values = true)]
+    #[arg(long, global = true, env = "TURNSTILE_STORE", hide_env_values = true)]
     store: Option<String>,
 
     /// Namespace of the service. A file with a store has its own.
     #[arg(long, env = "TURNSTILE_NAMESPACE", default_value = "turnstile")]
+    #[arg(global = true)]
     pub namespace: String,
 
     /// Print one JSON array of flat objects.
@@ -127,7 +128,8 @@ pub(crate) enum Command {
     /// guide's page "Not Rust" has parameters, events and a client in Python. SIGTERM tells holders to finish within
     /// --grace. If the server is killed by SIGKILL, the slots of its clients are free once their leases have ended (30 s).
     ///
-    /// Exit codes: 0: ended by a signal. 1: cannot listen. 2: wrong call. 78: the file is faulty, or the store refuses.
+    /// Exit codes: 0: ended by a signal. 1: cannot listen. 2: wrong call. 75: a limit is given without slots, and the store
+    /// does not answer. 78: the file is faulty, the store refuses, or other holders have another value.
     #[cfg(unix)]
     #[command(after_help = "Example: turnstile serve --limit gpu=2 --fair --page 127.0.0.1:3101")]
     Serve(ServeArgs),

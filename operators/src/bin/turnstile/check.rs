@@ -62,12 +62,7 @@ impl CheckArgs {
         let (mut head, ()) = Request::new(()).into_parts();
         head.method = self.method.clone();
         head.uri = Uri::from(path.clone());
-        head.headers.extend(
-            self.header
-                .iter()
-                .cloned()
-                .map(|(name, value)| (Some(name), value)),
-        );
+        head.headers.extend(self.header.iter().cloned());
         if let Some(peer) = self.peer {
             head.extensions.insert(PeerAddress((peer, 0).into()));
         }

@@ -33,6 +33,7 @@ pub(crate) async fn in_force(
         Some(max) => Declared {
             max,
             fair: wanted.is_fair.unwrap_or_default(),
+            adapts: false,
         },
         None => {
             let others = beside.declare(Registration::Join, limit, None).await;
@@ -40,6 +41,8 @@ pub(crate) async fn in_force(
             let known = agreed(limit, wanted.names.0, &others)?;
             Declared {
                 fair: wanted.is_fair.unwrap_or(known.fair),
+                // With a fixed value this process opens an adaptive limit for all.
+                adapts: false,
                 ..known
             }
         }
@@ -91,7 +94,9 @@ fn refused(
     other: Declared,
     (slots, fairness): (&str, &str),
 ) -> CommandError {
-    let advice = if declared.max != other.max {
+    let advice = if other.adapts {
+        "name its file with --config".to_owned()
+    } else if declared.max != other.max {
         format!("leave {slots} out")
     } else if other.fair {
         format!("pass {fairness}")

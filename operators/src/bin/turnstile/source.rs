@@ -23,13 +23,15 @@ pub(crate) fn completed(args: &Args, mut config: Config) -> Result<Config, Comma
     Ok(config)
 }
 
-/// The store of a configuration that has connected.
-pub(crate) fn url(config: &Config) -> String {
-    match &config.store.url {
+/// The URL and the namespace of a configuration that has connected.
+pub(crate) fn store(config: &Config) -> (String, String) {
+    let url = match &config.store.url {
         Some(StoreUrl::Plain(url)) => url.clone(),
         Some(StoreUrl::Env(name)) => env::var(name).unwrap_or_default(),
         _ => String::new(),
-    }
+    };
+    let namespace = config.store.namespace.as_deref().unwrap_or("turnstile");
+    (url, namespace.to_owned())
 }
 
 /// `place`: the file, or the argument.

@@ -1,6 +1,6 @@
 //! Commands beside other holders of their limit: its value, and what is left of their refusals.
 
-use tower_turnstile::{Limit, Limiter};
+use tower_turnstile::{Limit, Limiter, Scope, layer};
 use tower_turnstile_operate::{KeyDigest, RefusalRow, TenantDigest};
 
 use super::{HOLD, Run, file, path, turnstile, until_runs};
@@ -116,6 +116,66 @@ async fn a_value_counts_while_its_replica_is_there() {
     await_replicas(&operator, 0).await;
     let _service = service(&server, Limit::concurrent("gpu", 9)).await;
     ends_so(&server, &[], 0, "").await;
+}
+
+/// As one with a fixed value, a command would open it for all.
+#[tokio::test]
+async fn an_adaptive_limit_needs_its_file() {
+    let server = RedisServer::start();
+    let web = builder("web-1").connect(&server.url()).await.unwrap();
+    let gpu = Scope::from(Limit::concurrent("gpu", 20).wait_up_to(HOUR));
+    let gpu = gpu.outcome_by(layer::overload).adapt(5..=40);
+    let _layer = web.layer(gpu).unwrap();
+    until_declared(&server, 1).await;
+    let adaptive =
+        "has 20 slots, adaptive for web-1, not 20 slots: name its file with --config, or pass";
+    for refused in [&[][..], &["--concurrent", "20"]] {
+        ends_so(&server, refused, 78, adaptive).await;
+    }
+    ends_so(&server, &["--concurrent", "20", "--force"], 0, "").await;
+    let url = server.url();
+    let config = file(&format!(
+        "
+        unlimited = true
+        store.url = '{url}'
+        [limits.gpu]
+        concurrent = 20
+        wait = '1h'
+        outcome = 'overload'
+        adapt = {{ floor = 5, ceiling = 40 }}
+        unrouted = true
+        "
+    ));
+    let is_other = |(code, _): &(Option<i32>, String)| *code == Some(75);
+    let of_file = async || ends(&server, &["--config", path(&config)]).await;
+    let (code, errors) = again_while(is_other, of_file).await;
+    assert_eq!((code, &*errors), (Some(0), ""), "it does not differ");
+    until_declared(&server, 1).await;
+}
+
+/// Whatever the arguments or the environment say.
+#[tokio::test]
+async fn a_file_with_a_store_has_its_own_namespace() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let config = file(&format!(
+        "
+        unlimited = true
+        store.url = '{url}'
+        limits.gpu = {{ concurrent = 9, unrouted = true }}
+        "
+    ));
+    let options = ["run", "gpu", "--config", path(&config)];
+    let mut run = until_runs(|| {
+        let mut command = turnstile(&[&options[..], &["--", "sh", "-c", HOLD]].concat());
+        command.env("TURNSTILE_NAMESPACE", "shop");
+        Run::launch(command)
+    })
+    .await;
+    until_declared(&server, 1).await;
+    assert_eq!(server.cli(&["KEYS", "*shop*"]).trim(), "");
+    run.end_input();
+    assert_eq!(run.code().await, Some(0));
 }
 
 /// As in a rollout.

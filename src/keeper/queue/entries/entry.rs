@@ -166,7 +166,7 @@ pub(in crate::keeper) enum Payment {
     /// Not sent yet; or granted without waiting: then it pays from the first renewal on that finds others waiting.
     Nothing,
     /// Asking: a grant costs this if the request has to wait.
-    Ahead { cost_us: u64 },
+    Quoted { cost_us: u64 },
     /// Granted then, and this was paid in advance.
     Since { at: Instant, cost_us: u64 },
     /// Everything up to then is paid, or was free.
@@ -195,7 +195,7 @@ impl Paying {
     /// The payer in a ledger's line, if it may be in one.
     pub fn payer(&self) -> Option<Payer> {
         match self.paid {
-            Payment::Ahead { cost_us } => Some(Payer {
+            Payment::Quoted { cost_us } => Some(Payer {
                 tenant: self.tenant,
                 cost_us,
             }),
@@ -294,7 +294,7 @@ impl Entry {
     /// A slot is granted: to a waiter, which has paid in advance, or at once.
     pub fn begin_paying(&mut self, now: Instant) {
         if let Some(paying) = self.paying_mut()
-            && let Payment::Ahead { cost_us } = paying.paid
+            && let Payment::Quoted { cost_us } = paying.paid
         {
             paying.paid = Payment::Since { at: now, cost_us };
         }

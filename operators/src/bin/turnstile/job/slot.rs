@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 use tower_turnstile::{
     Acquire, AcquireError, AcquireErrorKind, ConfigError, Limit, Limiter, config::LiveConfig,
 };
-use tower_turnstile_operate::{Operator, beside::Beside};
+use tower_turnstile_operate::{Registration, beside::Beside};
 
 use super::args::RunArgs;
 use crate::{
@@ -24,7 +24,6 @@ pub(super) struct SlotSource<'a> {
     pub(super) wait: Duration,
     pub(super) limiter: Limiter,
     pub(super) beside: Beside,
-    url: String,
     is_fair: bool,
     /// The file with the limit, unless the arguments declare it.
     live: Option<LiveConfig>,
@@ -82,7 +81,6 @@ impl<'a> SlotSource<'a> {
             wait: job.wait.unwrap_or(Limit::MAX_WAIT),
             limiter,
             beside,
-            url: url.to_owned(),
             live: None,
             is_fair: declared.fair,
         })
@@ -102,9 +100,8 @@ impl<'a> SlotSource<'a> {
         let live = live.map_err(|error| source::faulty(&path.display().to_string(), &error))?;
         let limit = live.limit(&job.limit).expect("it is in the file");
         let limiter = live.limiter().clone();
-        let url = source::url(&config);
-        let namespace = config.store.namespace.as_deref();
-        let beside = Beside::new(&limiter, &url, namespace.unwrap_or(&args.namespace));
+        let (url, namespace) = source::store(&config);
+        let beside = Beside::new(&limiter, &url, &namespace);
         // In memory there is nobody to share a limit with.
         let beside = beside.map_err(|error| CommandError::new(code::CONFIG, error.to_string()))?;
         let declared = beside.declared(&job.limit);
@@ -117,7 +114,6 @@ impl<'a> SlotSource<'a> {
             wait,
             limiter,
             beside,
-            url,
             live: Some(live),
             is_fair: declared.is_some_and(|declared| declared.fair),
         })
@@ -160,8 +156,13 @@ impl SlotSource<'_> {
             kind => (code::NO_SLOT, kind == AcquireErrorKind::Unavailable),
         };
         let mut message = error.to_string();
-        if of_store && let Err(cause) = Operator::connect(&self.url).await {
-            message += &format!(": {cause}");
+        if of_store {
+            let (how, limit) = (Registration::Join, &self.job.limit);
+            message += &match self.beside.declare(how, limit, None).await {
+                Err(cause) => format!(": {cause}"),
+                // A command has no log of its own.
+                Ok(_) => ", or run `turnstile doctor`".to_owned(),
+            };
         }
         CommandError::new(code, message)
     }

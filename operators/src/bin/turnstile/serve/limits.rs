@@ -62,15 +62,11 @@ impl ServedLimits {
 
     /// A page that asks all replicas of the store.
     pub(super) async fn page(&self) -> Result<Admin, CommandError> {
-        let (url, namespace) = {
-            let config = self.config.borrow();
-            (source::url(&config), config.store.namespace.clone())
-        };
+        let (url, namespace) = source::store(&self.config.borrow());
         let page = if url == "memory:" {
             Admin::of(self.limiter())
         } else {
-            let namespace = namespace.as_deref().unwrap_or("turnstile");
-            let operator = Operator::builder().namespace(namespace).connect(&url);
+            let operator = Operator::builder().namespace(&namespace).connect(&url);
             Admin::builder(operator.await?)
         };
         Ok(page.build()?)
@@ -165,6 +161,7 @@ async fn agreed<'a>(
             (None, Some(max)) => Declared {
                 max: *max,
                 fair: serve.fair,
+                adapts: false,
             },
             (None, None) => {
                 let message = format!("--limit {name}: write its slots: {name}=8");
@@ -188,7 +185,7 @@ async fn agreed<'a>(
 /// down.
 fn declared(limits: &BTreeMap<&str, Declared>) -> Result<Config, CommandError> {
     let mut text = "unlimited = true\n".to_owned();
-    for (name, Declared { max, fair }) in limits {
+    for (name, Declared { max, fair, .. }) in limits {
         // A string of JSON is one of TOML.
         let name = serde_json::Value::from(*name);
         let _ = write!(
