@@ -103,7 +103,13 @@ pub(crate) async fn listen(
         ControlConnection::with_inbox(target, patience, MAX_QUESTIONS, Message::MAX);
     let names = Names::new(namespace, target);
     let mut desk = Desk::of(limiter);
-    desk.follower = Some(Follower::new(&desk.label));
+    let follower = Follower::new(&desk.label);
+    if is_reached {
+        follower
+            .read_again(limiter.keeper(), &control, &names)
+            .await;
+    }
+    desk.follower = Some(follower);
     let listener = Listener(Arc::new(Shared {
         control,
         names,
@@ -116,12 +122,6 @@ pub(crate) async fn listen(
         data_lost: Notify::new(),
     }));
     if let Some(runtime) = runtime.or_else(|| Handle::try_current().ok()) {
-        if is_reached {
-            let shared = listener.0.clone();
-            // The caller's runtime may lack timers.
-            let read = runtime.spawn(async move { shared.read_record().await });
-            let _ = read.await;
-        }
         listener.run_on(&runtime);
     }
     limiter.keeper().set_control_task(Arc::new(listener));

@@ -312,17 +312,6 @@ fn a_thread_of_its_own_depends_on_nobody() {
     assert!(limiter.status().store_up);
 }
 
-/// Its connection for operators needs none either.
-#[cfg(feature = "operate")]
-#[test]
-fn a_thread_of_its_own_listens_to_operators() {
-    let server = RedisServer::start();
-    let builder = lasting().dedicated_thread().operable();
-    let bare = Builder::new_current_thread().build().unwrap();
-    let limiter = bare.block_on(builder.connect(server.url())).unwrap();
-    assert!(limiter.status().store_up);
-}
-
 /// G8: exchanges in flight at the end of a runtime are no evidence about the store.
 #[test]
 fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
