@@ -1,7 +1,7 @@
 //! Requests: the stage of each, its deadlines, and the task to wake for its answer.
 //!
-//! A request is *open* while its legs decide on the next step, or one of them waits in a ledger, and otherwise in one stage
-//! until something happens: an answer of the store, a decision of a queue, or the end of a time. Three times can end a stage
+//! A request is *open* while its legs decide on the next step or wait in a ledger, and otherwise in one stage until something
+//! happens: an answer of the store, a decision of a queue, or the end of a time. Three times can end a stage
 //! or a wait, and each has an index that mirrors the requests: a rate lets a *sleeping* request continue; a wait in a queue is
 //! over; and a request that *asks* the store has waited long enough for its answer.
 

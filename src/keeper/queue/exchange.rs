@@ -524,8 +524,7 @@ impl Queue {
             }
             Some(State::Sent { at, .. }) => (0, *at),
             Some(State::Held(_) | State::Checking { .. }) => return,
-            // It waits there no longer, and leaves: its slot is released, whenever its lease ends. Names in other states never
-            // waited there.
+            // The waiter has left: its slot is released, whenever its lease ends. Names in other states never waited in the store.
             _ => (0, ctx.now),
         };
         if wake.granted_us < seen_us {

@@ -19,9 +19,19 @@ fn leg(limit: usize, wait: Duration) -> Leg {
     }
 }
 
-fn wrong_type() -> LedgerError {
+pub(super) fn wrong_type() -> LedgerError {
     LedgerError {
         message: "WRONGTYPE Operation against a key".to_owned(),
+    }
+}
+
+/// The ledger of this limit has the wrong type.
+fn fail_batch(sent: &Outgoing, reply: &mut Reply, limit: &str) {
+    let key = Key::from("me").ledger_name("test", limit);
+    for (batch, answer) in sent.exchange.batches.iter().zip(&mut reply.batches) {
+        if *batch.key == *key {
+            *answer = Err(wrong_type());
+        }
     }
 }
 
@@ -203,12 +213,7 @@ fn a_limit_in_shadow_whose_key_is_broken_refuses_nobody() {
         let sent = world.send(0);
         let mut reply = world.run(&sent);
         if !rate {
-            let narrow = Key::from("me").ledger_name("test", "narrow");
-            for (batch, answer) in sent.exchange.batches.iter().zip(&mut reply.batches) {
-                if *batch.key == *narrow {
-                    *answer = Err(wrong_type());
-                }
-            }
+            fail_batch(&sent, &mut reply, "narrow");
         }
         reply.claims = vec![Err(wrong_type())];
         world.ledgers.clear();
@@ -218,7 +223,7 @@ fn a_limit_in_shadow_whose_key_is_broken_refuses_nobody() {
     }
 }
 
-/// And not the first one that the request asks for.
+/// Not the first limit of the request.
 #[test]
 fn the_limit_whose_key_is_broken_is_reported() {
     for broken in [&WIDE, &RATE] {
@@ -226,12 +231,7 @@ fn the_limit_whose_key_is_broken_is_reported() {
         world.all(0, vec![leg(0, Duration::ZERO), leg(1, Duration::ZERO)]);
         let sent = world.send(0);
         let mut reply = world.run(&sent);
-        let wide = Key::from("me").ledger_name("test", "wide");
-        for (batch, answer) in sent.exchange.batches.iter().zip(&mut reply.batches) {
-            if *batch.key == *wide {
-                *answer = Err(wrong_type());
-            }
-        }
+        fail_batch(&sent, &mut reply, "wide");
         reply.claims = vec![Err(wrong_type())];
         world.answer(0, &sent, reply);
         assert_eq!(world.reports(), [broken.name()]);

@@ -139,6 +139,24 @@ fn a_pause_that_was_ended_is_over_here_too() {
     assert_eq!(refusals.collect::<Vec<_>>(), [AcquireErrorKind::Full]);
 }
 
+/// Nobody gets a slot before the end of the pause.
+#[test]
+fn a_wait_that_is_over_in_a_pause_is_told_when_the_pause_ends() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let first = world.grant(PATIENT);
+    let waiter = world.ask(0, LENGTH / 4);
+    world.settle();
+    world.pause(0, &first);
+    world.settle();
+    world.pass_in_steps(LENGTH / 2);
+    let Some(Err(error)) = world.collect(0, &waiter) else {
+        panic!("its wait is over");
+    };
+    assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
+    let again = error.retry_after().expect("it is known");
+    assert!(again > LENGTH / 2, "{again:?}");
+}
+
 #[test]
 fn the_longest_pause_applies() {
     let mut world = World::new(1, &TEN);

@@ -14,7 +14,7 @@ use crate::layer::refusal::Form;
 pub(in crate::layer) struct CallDeadline(pub(super) Instant);
 
 impl CallDeadline {
-    /// Adds the deadline to a call, unless it has an earlier one. A call that is forwarded may have that of another.
+    /// Adds the deadline to a call, unless the call has an earlier one. A forwarded call may have the deadline of another call.
     pub(in crate::layer) fn note(head: &mut Parts) {
         if let Some(timeout) = call_timeout(head) {
             let until = Instant::now() + timeout;

@@ -61,7 +61,8 @@ impl Lookups {
         addresses.await.map_err(copy)
     }
 
-    /// Connects to one of these addresses, if possible to one whose server may work. If that fails, all will be next.
+    /// Connects to one of these addresses, if possible to one whose server may work. After a failure, the next attempt takes
+    /// all of them.
     pub(super) async fn connect<T, E>(
         &self,
         addresses: Vec<SocketAddr>,
