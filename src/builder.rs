@@ -254,8 +254,8 @@ impl LimiterBuilder {
     ///
     /// Returns an error if a setting is out of range, the URL cannot be used, the store refuses the credentials or the
     /// namespace, or there is no Tokio runtime with timers and IO (not needed with
-    /// [`dedicated_thread`](Self::dedicated_thread)). If the store's user may not run a command, the first request that
-    /// needs the command is refused, whatever the fallback.
+    /// [`dedicated_thread`](Self::dedicated_thread), except by a limiter for operators, which panics). If the store's user may
+    /// not run a command, the first request that needs the command is refused, whatever the fallback.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Limiter, ConfigError> {
         let url = url.as_ref();
         if url == MEMORY {

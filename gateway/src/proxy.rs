@@ -89,7 +89,7 @@ impl Proxy {
         let answer = self.answer(request).await;
         Ok(answer.unwrap_or_else(|failure| {
             let mut response = Response::new(Either::Right(Empty::new()));
-            // For the outcomes of limits: the upstream has accepted nothing, and is not known to be overloaded.
+            // For `overload`: the upstream has accepted nothing, and is not known to be overloaded.
             *response.status_mut() = StatusCode::BAD_GATEWAY;
             match failure {
                 Failure::Fault(fault) => drop(response.extensions_mut().insert(fault)),

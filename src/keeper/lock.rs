@@ -1,5 +1,5 @@
 //! A keeper: the core behind a lock that is only ever held for a moment. Decisions about the driver are made under the
-//! same lock: when to start it, when to wake it, and how to act if it does not run.
+//! same lock: when to start and to wake it, when it ends (`Core::is_over`), and how to act if it does not run.
 //!
 //! No foreign code runs under the lock: a step returns its [effects](super::effects), which run afterwards. The lock is
 //! taken before the locks of the [pools](crate::leases::Pool) and of labels; under it no other lock is taken.

@@ -16,6 +16,9 @@ impl LimiterBuilder {
     /// Without these rights the limiter works as before, and logs one warning. The limiter's layers watch each response, as
     /// with [`OnLost::Abort`](crate::OnLost::Abort), so that an operator can revoke its permit. In memory, an operator of
     /// this process needs no such setting.
+    ///
+    /// Such a limiter connects and shuts down on a Tokio runtime with timers and IO, even with
+    /// [`dedicated_thread`](Self::dedicated_thread); elsewhere both panic.
     pub fn operable(mut self) -> Self {
         self.identity.operable = true;
         self

@@ -652,7 +652,7 @@ async fn each_table_ends_with_its_line() {
 async fn a_namespace_without_a_replica_is_named_with_those_that_there_are() {
     let server = RedisServer::start();
     let of_shop = async |command: &str, code| {
-        ends(&server.url(), &["--namespace", "shop", command], code).await
+        ends(&server.url(), &[command, "--namespace", "shop"], code).await
     };
     // Nobody has answered.
     let (_, none) = of_shop("status", 4).await;

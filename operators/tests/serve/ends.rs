@@ -151,7 +151,7 @@ fn a_server_that_starts_ends_before_it_listens() {
         let store = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("redis://{}", store.local_addr().unwrap());
         let arguments = ["serve", "--listen", "127.0.0.1:0", "--limit", "gpu=1"];
-        let command = turnstile(&[&["--store", &url], &arguments[..]].concat());
+        let command = turnstile(&[&arguments[..], &["--store", &url]].concat());
         let mut server = tokio::process::Command::from(command);
         let server = server.kill_on_drop(true).spawn().unwrap();
         let _asked = soon(store.accept()).await.unwrap();

@@ -460,7 +460,7 @@ impl Core {
         (error.is_outage() && !is_lost).then_some(error)
     }
 
-    /// The limit and the key of the claim's first charge, or else the limit of its first slot.
+    /// The limit and the key of the claim's first charge, or else the limit of its first slot: the error has no key.
     fn limit_of(&self, sent: &SentClaim<'_>) -> Option<(Arc<Limit>, Arc<str>)> {
         let Some(charge) = sent.claim.charges.first() else {
             let queue = sent.pending[sent.claim.asks.first()?.batch].queue;

@@ -194,6 +194,7 @@ impl ControlConnection {
                 let is_connected = self.is_connected();
                 // Do not reuse a connection that does not answer: it may be half open.
                 self.disconnect();
+                self.lookups.failed();
                 no_answer(self.patience, is_connected)
             }
         };
@@ -213,12 +214,11 @@ impl ControlConnection {
             };
             if let Err(error) = &outcome
                 && store_error(error).is_outage()
+                && self.forget(&link)
+                && !is_cut(error)
             {
-                self.forget(&link);
-                if !is_cut(error) {
-                    self.lookups.failed();
-                    self.dialer.search_again();
-                }
+                self.lookups.failed();
+                self.dialer.search_again();
             }
             return outcome;
         }
@@ -237,7 +237,8 @@ impl ControlConnection {
         {
             return Ok(link);
         }
-        let link = self.dialer.connect(|client| self.open(client)).await?;
+        let link = self.dialer.connect(|client| self.open(client)).await;
+        let link = link.inspect_err(|_| self.lookups.failed())?;
         let old = locked(&self.current).replace(link.clone());
         drop(old);
         Ok(link)
@@ -296,7 +297,6 @@ impl ControlConnection {
     pub fn disconnect(&self) {
         let old = locked(&self.current).take();
         drop(old);
-        self.lookups.failed();
         self.dialer.disconnect();
     }
 }
@@ -328,6 +328,21 @@ mod tests {
     async fn next(received: &mut mpsc::Receiver<Vec<u8>>) -> Vec<u8> {
         let message = timeout(GUARD, received.recv()).await;
         message.expect("in time").expect("an inbox")
+    }
+
+    /// Otherwise its name would never lead to the other server.
+    #[tokio::test]
+    async fn a_server_that_ends_the_handshake_is_left_out() {
+        let server = RedisServer::start();
+        let target = StoreTarget::open("redis://redis.example").expect("a URL");
+        let control = ControlConnection::new(&target, GUARD);
+        (control.lookups)
+            .know_a_faulty_server_and("redis.example", server.port())
+            .await;
+        let _ended = control.connect_now().await;
+        control.connect_now().await.expect("another server");
+        control.disconnect();
+        control.connect_now().await.expect("it works");
     }
 
     /// With TLS nothing else tells it.

@@ -100,9 +100,31 @@ fn begin(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{
+        future::{pending, ready},
+        sync::mpsc,
+    };
+
+    use tokio::net::TcpListener;
 
     use super::*;
+
+    impl Lookups {
+        /// The name of a server that ends all connections, and then of one at this port.
+        pub(in crate::store::redis) async fn know_a_faulty_server_and(
+            &self,
+            host: &str,
+            port: u16,
+        ) {
+            let faulty = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let at = [faulty.local_addr().unwrap().port(), port];
+            let addresses = at.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+            tokio::spawn(async move { while faulty.accept().await.is_ok() {} });
+            let task = tokio::spawn(pending::<()>()).abort_handle();
+            let known = ready(Ok(addresses.to_vec())).boxed().shared();
+            locked(&self.open).insert((host.to_owned(), 6379), (task, known));
+        }
+    }
 
     /// G7: each attempt to connect would otherwise block a thread.
     #[tokio::test]

@@ -263,8 +263,7 @@ impl Exchanger {
         if reply.is_err() {
             // Whatever the error, the next connection may lead to another server. A connection that was cut is no reason
             // to look for another node.
-            self.forget(link);
-            if !was_cut {
+            if self.forget(link) && !was_cut {
                 self.lookups.failed();
                 self.dialer.search_again();
             }
@@ -297,7 +296,7 @@ impl Exchanger {
         let subscribes = self.known.subscription.begins(Instant::now());
         // Without a time limit: the caller limits the whole exchange.
         let link = self.dialer.connect(|client| self.open(client, subscribes));
-        let link = link.await;
+        let link = link.await.inspect_err(|_| self.lookups.failed());
         let link = link.map_err(|error| store_error(&error).at(&self.dialer.address()))?;
         let old = locked(&self.current).replace(link.clone());
         leave(old);
@@ -516,6 +515,20 @@ mod tests {
             future.as_mut().poll(cx)
         };
         poll_fn(step).await
+    }
+
+    #[tokio::test]
+    async fn a_server_that_ends_the_handshake_is_left_out() {
+        let server = RedisServer::start();
+        let mut session = session("redis://redis.example");
+        let exchanger = session.exchanger.clone();
+        (exchanger.lookups)
+            .know_a_faulty_server_and("redis.example", server.port())
+            .await;
+        let hello = session.exchange(exchange(Vec::new()));
+        let _ended = drive(&mut session, hello).await;
+        let hello = session.exchange(exchange(Vec::new()));
+        drive(&mut session, hello).await.expect("another server");
     }
 
     /// G4: as a proxy may lose it. Wake-ups would not arrive any more.

@@ -69,6 +69,9 @@ async fn another_value_than_that_of_a_service_is_refused() {
     // Those who are refused, or have ended, do not count.
     ends_so(&server, &["--concurrent", "8"], 0, "").await;
     until_declared(&server, 1).await;
+    let key = format!("turnstile:{{{}}}", KeyDigest::of("gpu", ""));
+    server.cli(&["SET", &key, "of another kind"]);
+    ends_so(&server, &[], 78, "see the log; run `turnstile doctor`").await;
 }
 
 #[tokio::test]

@@ -161,7 +161,7 @@ impl SlotSource<'_> {
             message += &match self.beside.declare(how, limit, None).await {
                 Err(cause) => format!(": {cause}"),
                 // A command has no log of its own.
-                Ok(_) => ", or run `turnstile doctor`".to_owned(),
+                Ok(_) => "; run `turnstile doctor`".to_owned(),
             };
         }
         CommandError::new(code, message)
