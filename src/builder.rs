@@ -173,7 +173,7 @@ impl LimiterBuilder {
     ///
     /// If the runtime lacks timers or IO, or does not run the task for half of `store_timeout` while requests wait or permits
     /// are held, the task moves to a thread of its own, as with [`dedicated_thread`](Self::dedicated_thread), with a
-    /// warning.
+    /// warning. After the end of a given runtime requests are refused, and permits end with their leases.
     ///
     /// [`enable_all`]: tokio::runtime::Builder::enable_all
     pub fn runtime(mut self, runtime: Handle) -> Self {

@@ -445,7 +445,7 @@ impl Inner {
             weight,
             cost: bound.cost,
             clamps: bound.clamps,
-            tenant: bound.payer(),
+            tenant: bound.tenant(),
             exempt: false,
             admitted: false,
         };

@@ -152,6 +152,8 @@ pub(super) struct DriverState {
     runtime: Option<runtime::Id>,
     /// Whether the current driver has taken a step: then its runtime has timers and IO.
     has_run: bool,
+    /// The runtime that dropped a driver before its first step: it has ended.
+    ended: Option<runtime::Id>,
     /// When a driver that panicked on its own thread may be started again.
     rests_until: Option<Instant>,
     /// Runtimes with a watchdog, or on which one panicked.
@@ -269,7 +271,7 @@ impl DriverState {
             return Ok(None);
         }
         let runtime = runtime?;
-        if self.rests_until.is_some_and(|until| core.now() < until) {
+        if self.ended == Some(runtime) || self.rests_until.is_some_and(|at| core.now() < at) {
             return Err(AcquireErrorKind::NoRuntime);
         }
         self.generation += 1;
@@ -309,6 +311,8 @@ impl DriverState {
         }
         self.stage = DriverStage::Absent;
         match panic {
+            // Without this, whoever is told below would start the next one there, which would be dropped too.
+            None if !self.has_run => self.ended = self.runtime,
             None => {}
             Some(Panic::Elsewhere) => core.context_mut().log(LogEvent::DriverPanicked),
             Some(Panic::OnOwnThread) => self.rests_until = Some(core.now() + AFTER_PANIC),

@@ -64,16 +64,17 @@ pub(crate) trait Recycle: Send + Sync {
 ///
 /// # Why the orderings are enough
 ///
-/// - `until_us` is one word, and every change is a read-modify-write (except [`hold`](Self::hold), under the keeper's
-///   lock, for a request whose permit nobody has yet). So all threads agree on the order of its values, and a renewal
-///   after the end observes the end. A reader that finds the deadline passed writes the end before reporting it. None
-///   of this needs an ordering.
+/// - `until_us` is one word, and every change is a read-modify-write (except [`hold`](Self::hold) and
+///   [`succeed`](Self::succeed), under the keeper's lock, for a request whose permit nobody has yet). So all threads agree on
+///   the order of its values, and a renewal after the end observes the end. A reader that finds the deadline passed writes the
+///   end before reporting it. None of this needs an ordering.
 /// - A watcher that observes the end then checks whether its permit still has the lease ([`Tenure::is_current`]),
 ///   because it must not take the end of a later permit for its own. A thread that [ends](Self::end) the lease under a
 ///   later permit has observed that permit, through the lock of the pool or the keeper; so ending releases, and looking
 ///   acquires. A deadline passes without any action: if it passes at the very moment of the permit's release, its
 ///   watcher may observe either of them first.
-/// - `seq` is read and written under the keeper's lock. `reusable` is written under it for a permit, and read by the
+/// - `seq` is written under the keeper's lock, for a request without a permit; without the lock it is read for a permit's
+///   id and weight. `reusable` is written under it for a permit, and read by the
 ///   last owner of that permit: [`Owners::leave`] orders them.
 /// - `revoked` names a tenure, so a late order is never applied to a later permit.
 ///   [`wake_watchers`](Self::wake_watchers) ensures that a watcher sees the revocation, as with any end.
@@ -341,7 +342,7 @@ impl Lease {
     }
 
     /// Takes over the slot of a lease without owners, for a request without a permit so far: its name, its deadline and
-    /// its next tenure. The other lease gets the name `unused` and is returned.
+    /// its next tenure. The other lease counts as released, and gets the name `unused`.
     pub(crate) fn succeed(&self, before: &Self, unused: Seq, now: Instant) {
         // The lease may have ended since it was checked.
         let until_us = before.until_us.load(Ordering::Acquire);

@@ -181,7 +181,7 @@ pub(crate) struct Ask {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Payer {
     pub(crate) tenant: TenantId,
-    /// The prepayment of a grant to a waiter, in us of the whole limit for a share of 1.
+    /// The prepayment of a grant to a waiter, in us of virtual time (`machine/shares.rs`).
     pub(crate) cost_us: u64,
 }
 
@@ -199,7 +199,7 @@ pub(crate) struct Dues {
     pub(crate) settled_units: u32,
 }
 
-/// A waiter's place in the line of its tenant.
+/// The departure of a waiter: its place in the line of its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub(crate) payer: Payer,
@@ -207,7 +207,7 @@ pub(crate) struct Left {
     pub(crate) seq: Seq,
 }
 
-/// The use of slots by one tenant, in us of the whole limit for a share of 1.
+/// The use of slots by one tenant, in us of virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) tenant: TenantId,

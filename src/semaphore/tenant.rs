@@ -60,8 +60,8 @@ impl Semaphore {
 }
 
 impl Bound {
-    /// Who pays for a slot. `None`: the limit is not fair.
-    pub(super) fn payer(&self) -> Option<Tenant> {
+    /// The tenant that pays for a slot. `None`: the limit is not fair.
+    pub(super) fn tenant(&self) -> Option<Tenant> {
         let has_tenant = self.tenant != Key::SHARED;
         self.limit.is_fair().then(|| Tenant {
             name: self.tenant.clone(),

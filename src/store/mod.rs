@@ -1,8 +1,8 @@
 //! The store: where ledgers live when they are shared by replicas.
 //!
-//! A [`Store`] opens a [`Session`] for each driver of a keeper. A session runs [`Exchange`]s and reports [`Event`]s.
-//! Permits, time limits and retries are the keeper's business. The in-process ledger needs no store: the keeper runs it
-//! itself. A [`KeptSession`] waits for the next driver.
+//! A [`Store`] opens a [`Session`] for each driver of a keeper and each part of the store. A session runs [`Exchange`]s and
+//! reports [`Event`]s. Permits, time limits and retries are the keeper's business. The in-process ledger needs no store: the
+//! keeper runs it itself. A [`KeptSession`] waits for the next driver.
 
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -44,7 +44,7 @@ pub(crate) trait Store: Send + Sync + 'static {
     }
 }
 
-/// The connections of one driver.
+/// The connections of one driver to one part of the store.
 ///
 /// The connections are made on the runtime that polls the session and its exchanges, and end when both are dropped. So
 /// no connection outlives its reactor or depends on a reactor that no thread drives.
@@ -108,7 +108,7 @@ pub(crate) enum Event {
     Disconnected,
     /// Another replica's exchange promoted waiters of this replica.
     Wake(Wake),
-    /// Messages arrived faster than the driver took them, and some were dropped.
+    /// Messages may be missing: they arrived faster than the driver took them, or the connection did not subscribe for a while.
     Missed,
     /// Another replica has found that the ledger with this key has lost permits; or, with the key of a generation, that all data of
     /// this part are lost.

@@ -123,7 +123,7 @@ impl Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transition {
     None,
-    /// The store is down. `is_news`: it was not known to be in trouble.
+    /// The store is down. `is_news`: for the first time in this trouble for this cause.
     Opened {
         is_news: bool,
     },

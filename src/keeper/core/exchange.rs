@@ -21,8 +21,7 @@ impl Core {
 
     /// Whether an exchange in flight was sent at this time or before.
     pub fn awaits_answer_since(&self, then: Instant) -> bool {
-        let mut sent = self.links.iter().flat_map(|link| &link.in_flight);
-        sent.any(|sent| sent.at <= then)
+        (self.links.iter().flat_map(|link| &link.in_flight)).any(|sent| sent.at <= then)
     }
 
     /// The next exchange, if one may be sent; links take turns. It must be answered by [`on_reply`](Self::on_reply) or

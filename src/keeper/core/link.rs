@@ -25,8 +25,9 @@ const FIRST: usize = 16;
 const PERIOD: Duration = Duration::from_secs(5);
 /// An answer is late beyond twice the shortest round trip plus this slack, for pauses of this process or of the store.
 const SLACK: Duration = Duration::from_millis(5);
-/// Time between two queries for the generation while newcomers arrive under strict limits. If a store was emptied without closing
-/// its connections, nobody who knows the generation enters an empty ledger (in a cluster some may: `Draft::expected`), but a ledger whose holders have returned only in part may grant too much for this time.
+/// Time between two queries for the generation while newcomers arrive and any limit is strict. If a store was emptied without
+/// closing its connections, nobody who knows the generation enters an empty ledger (in a cluster some may: `Draft::expected`),
+/// but a ledger whose holders have returned only in part may grant too much for this time.
 const QUERY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time between two queries while permits are found missing, since all keys may have lost theirs.
 const SUSPICION_INTERVAL: Duration = Duration::from_millis(10);
@@ -190,7 +191,7 @@ impl Link {
         known.map(|(known, _)| known)
     }
 
-    /// Whether the generation should be asked for. `has_newcomers`: under strict limits. `suspected`: when permits of a key
+    /// Whether the generation should be asked for. `has_newcomers`: while any limit is strict. `suspected`: when permits of a key
     /// were last found missing.
     pub fn should_query(
         &self,

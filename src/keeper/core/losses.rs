@@ -10,8 +10,9 @@
 //! | waiters back | asked for by name and found absent, they queue again, behind those who came meanwhile: `queue/exchange.rs` (`after_answer`, `renewed`), `queue/outage.rs` (`call_roll`) | the same |
 //! | over | after a time, and one more query: here (`check_returns`, `on_generation`) | after a time |
 //!
-//! A failover to a replica that lacks the last writes keeps the generation, and does not count as a loss of data. Each process
-//! has a new connection, and so introduces its holders. The store adopts missing ones, without a return, and no process is told.
+//! A failover to a copy of the server that lacks the last writes keeps the generation, and does not count as a loss of data.
+//! Each process has a new connection, and so introduces its holders. The store adopts missing ones, without a return, and no
+//! process is told.
 //!
 //! The data have a generation, which ends with them, and which this process asks for now and then. After a loss permits
 //! return first, and newcomers under strict limits wait meanwhile: a process without permits would otherwise be granted
@@ -60,7 +61,7 @@ impl Core {
         at: StoreMoment,
     ) {
         if self.ctx.returns.end(part, at.sent) {
-            self.each_queue(Some(part), |queue, _| queue.ask_again());
+            self.each_queue(Some(part), |queue, _| queue.on_returned());
         }
         if is_lost {
             let lost = Effect::MeasureStore(StoreState::Lost);
@@ -92,12 +93,12 @@ impl Core {
                 self.links[part].ask_generation();
             }
             if self.ctx.returns.end_after_outage(part, self.ctx.now) {
-                self.each_queue(Some(part), |queue, _| queue.ask_again());
+                self.each_queue(Some(part), |queue, _| queue.on_returned());
             }
         }
         while let Some(queue) = self.ctx.returns.end_of_key(self.ctx.now) {
             if self.queues.has(queue) {
-                self.change(queue, |queue, _| queue.ask_again());
+                self.change(queue, |queue, _| queue.on_returned());
             }
         }
     }

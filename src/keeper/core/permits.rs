@@ -138,8 +138,7 @@ impl Core {
 
     /// Whether this task is woken when the request is answered.
     pub fn is_watched_by(&self, id: RequestId, waker: &Waker) -> bool {
-        let request = self.requests.get(id);
-        let stored = request.and_then(|request| request.waker.as_ref());
+        let stored = (self.requests.get(id)).and_then(|request| request.waker.as_ref());
         stored.is_some_and(|stored| stored.will_wake(waker))
     }
 

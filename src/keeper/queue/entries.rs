@@ -159,12 +159,12 @@ impl Entries {
     }
 
     /// Keeps the old name of such an entry until the exchange is over that may enter it.
-    pub fn keep_ghost(&mut self, ctx: &mut Context, mut ghost: Entry, of: &Entry) {
-        (ghost.state, ghost.presence) = (State::Leaving, of.presence);
+    pub fn keep_old_name(&mut self, ctx: &mut Context, mut old: Entry, of: &Entry) {
+        (old.state, old.presence) = (State::Leaving, of.presence);
         if let Some(paying) = of.paying() {
-            ghost.set_paying(paying.clone());
+            old.set_paying(paying.clone());
         }
-        self.insert(ctx, ghost);
+        self.insert(ctx, old);
     }
 
     /// Tells the request of an entry.
@@ -185,7 +185,7 @@ impl Entries {
         }
     }
 
-    /// The store counts the slot of this permit as held, until a renewal at `renew_at`. Returns whether it is held here.
+    /// The store counts the slot of this permit as held; it is due for renewal at `renew_at`. Returns whether it is held here.
     pub fn extend(&mut self, seq: Seq, renew_at: Instant) -> bool {
         let state = self.all.get_mut(&seq).map(|entry| &mut entry.state);
         let Some(State::Held(hold)) = state else {
@@ -511,8 +511,8 @@ mod tests {
         let Scene { entries, ctx } = &mut scene;
         let entry = entries.remove(ctx, seq).expect("sent");
         let lease = ctx.lease_named(QueueId(0), seq);
-        let ghost = Entry::new(lease, Duration::ZERO, ctx.now, None);
-        entries.keep_ghost(ctx, ghost, &entry);
+        let old = Entry::new(lease, Duration::ZERO, ctx.now, None);
+        entries.keep_old_name(ctx, old, &entry);
         entries.rename(ctx, entry, 2);
         let (old, new) = (entries.get(seq), entries.get(2));
         assert!(old.is_some_and(|old| old.presence.is_entering() && old.request().is_none()));

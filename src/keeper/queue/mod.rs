@@ -40,8 +40,9 @@
 //!
 //! - A newer answer shows that it waits, while its grant was checked: it waits again.
 //! - Its exchange left it out, and can no longer enter it: it is idle under the same name.
-//! - Its exchange failed or came too late, the store has lost it, it was collected too late, or an outage moves it: it is idle under
-//!   a new name. A name of unknown fate is never reused, and stays on the release list until its fate is known.
+//! - Its exchange failed or came too late, the store has lost it, it was granted before a loss was known, it was collected too
+//!   late, or an outage moves it: it is idle under a new name. A name of unknown fate is never reused, and stays on the release
+//!   list until its fate is known.
 
 #[cfg(test)]
 pub(super) mod audit;
@@ -142,8 +143,8 @@ pub(super) struct PendingBatch {
     inquiries: Vec<Inquiry>,
     /// Newcomers that have lost their place, with its ticket.
     pub tickets: BTreeMap<Seq, i64>,
-    /// Units of this process that the store should count as held when it was sent, or 0 during an introduction. Those that
-    /// its answer grants to claims are added.
+    /// Units of this process that the store should count as held when it was sent, or 0 if this is uncertain: during an
+    /// introduction, or while renewals are overdue. Those that its answer grants to claims are added.
     own_held: u32,
     /// Waiters of this process in the store when it was sent, or 0 during an introduction.
     own_waiting: u32,

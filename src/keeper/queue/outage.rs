@@ -74,9 +74,9 @@ impl Queue {
         self.call_roll(ctx, false);
     }
 
-    /// Permits have returned: those who have queued meanwhile, here or at other replicas, are served. Who had nothing to restore tells
-    /// nobody any more.
-    pub fn ask_again(&mut self) {
+    /// Permits have returned: a batch with the whole limit serves those who have queued meanwhile, here or at other replicas. A
+    /// loss that was found here, without a permit to restore, is told no more.
+    pub fn on_returned(&mut self) {
         if !self.entries.is_introducing() {
             self.outbox.set_tells_loss(false);
         }
@@ -231,25 +231,25 @@ impl Queue {
     /// Counts adopted permits, before their leases are extended: a permit without a deadline was never granted by the
     /// store.
     pub(super) fn report_adopted(&self, ctx: &mut Context, batch: &Batch, standings: &[Standing]) {
-        let (mut lost, mut by_fallback) = (0, 0);
+        let (mut restored, mut by_fallback) = (0, 0);
         for (seq, standing) in batch.adopt.iter().zip(standings) {
-            // Its lease may have ended meanwhile. One that a fallback has admitted has none, and only reaches its bounds.
-            let is_lost = |lease: &Lease| {
+            // Its lease may have ended meanwhile. One that a fallback has admitted has no deadline, and ends only at its bounds.
+            let has_run_out = |lease: &Lease| {
                 lease.is_over(ctx.now) && lease.end_reason() == Some(LostErrorKind::Lost)
             };
             let was_granted =
-                |entry: &Entry| entry.lease.deadline().is_some() || is_lost(&entry.lease);
+                |entry: &Entry| entry.lease.deadline().is_some() || has_run_out(&entry.lease);
             match (standing, self.entries.get(*seq)) {
-                (Standing::Adopted { .. }, Some(entry)) if was_granted(entry) => lost += 1,
+                (Standing::Adopted { .. }, Some(entry)) if was_granted(entry) => restored += 1,
                 (Standing::Adopted { .. }, Some(_)) => by_fallback += 1,
                 _ => {}
             }
         }
-        if lost > 0 {
+        if restored > 0 {
             ctx.effects.push(Effect::LostAdopted);
         }
         let (limit, key) = (self.terms.limit_id, self.terms.id);
-        for (why, count) in [(Adopted::Lost, lost), (Adopted::Fallback, by_fallback)] {
+        for (why, count) in [(Adopted::Lost, restored), (Adopted::Fallback, by_fallback)] {
             if count > 0 {
                 ctx.measure(limit, Measure::Adopted(why, count));
                 ctx.report(limit, Topic::Adopted(why), key, count);

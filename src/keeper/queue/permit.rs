@@ -138,8 +138,8 @@ impl Queue {
         if entry.presence.is_entering() {
             ctx.record(|history, now| history.given_up(&self.terms.ledger, seq, now));
             let lease = ctx.lease_named(self.terms.id, seq);
-            let ghost = Entry::new(lease, Duration::ZERO, ctx.now, None);
-            self.entries.keep_ghost(ctx, ghost, &entry);
+            let old = Entry::new(lease, Duration::ZERO, ctx.now, None);
+            self.entries.keep_old_name(ctx, old, &entry);
         }
         let name = ctx.next_name(weight_of(seq));
         self.entries.rename(ctx, entry, name);
@@ -229,7 +229,7 @@ impl Queue {
         standing
     }
 
-    /// Gives a held slot to its request: the only one (`alone`), or one of several. Returns the place in which it joined
+    /// Hands a held slot of a request to its permit: the only one (`alone`), or one of several. Returns the place in which it joined
     /// the queue. `None`: it is alone, and has been lost.
     pub fn take(
         &mut self,

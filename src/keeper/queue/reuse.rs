@@ -102,16 +102,16 @@ impl Queue {
         let spare = ctx.new_lease(self.terms.id, 1, pool, false);
         let unused = spare.seq();
         spare.rename(first);
-        let request = mem::replace(&mut entry.lease, spare);
+        let taker = mem::replace(&mut entry.lease, spare);
         let (asked, waits, requester) = (entry.turn_began, entry.waits, entry.requester);
         entry.presence.spare();
         self.release(ctx, first, Use::Unused);
         if let Some(newcomer) = self.forget_first() {
             self.outbox.unask(newcomer);
         }
-        request.succeed(lease, unused, now);
+        taker.succeed(lease, unused, now);
         if let Some(entry) = self.entries.get_mut(seq) {
-            (entry.lease, entry.turn_began, entry.waits, entry.place) = (request, asked, waits, 0);
+            (entry.lease, entry.turn_began, entry.waits, entry.place) = (taker, asked, waits, 0);
             entry.hand_over(Holder::Reuser);
             entry.requester = requester;
         }

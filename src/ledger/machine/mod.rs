@@ -148,7 +148,7 @@ impl Ledger {
         self.pace(call, batch, released);
         self.pause(call, batch);
         let renewed = self.renew(call, batch);
-        let places = self.places_of(&renewed);
+        let places = self.positions_of(&renewed);
         let adopted = self.adopt(call, batch);
         let listed = self.list(call, batch);
         self.settle(call, batch, released);

@@ -145,7 +145,7 @@ impl Ledger {
     }
 
     /// Queue positions of the first waiters among `standings`.
-    pub(super) fn places_of(&self, standings: &[Standing]) -> Vec<u32> {
+    pub(super) fn positions_of(&self, standings: &[Standing]) -> Vec<u32> {
         let tickets = standings.iter().filter_map(Standing::ticket);
         let ahead = |ticket| self.queue.keys().take_while(move |other| **other < ticket);
         let place = |ticket| ahead(ticket).count() as u32 + 1;

@@ -7,7 +7,8 @@
 //! with the others.
 //!
 //! A hold costs its time x units / (share x limit): for a tenant with a share of 2 under a limit of 10, a second costs
-//! 50,000 us. So virtual time never runs faster than the clock, but for prepayments: see `charge`.
+//! 50,000 us. So virtual time never runs faster than the clock, but for prepayments: see `charge`. The keeper computes
+//! this (`cost_us` in `keeper/queue/entries/entry.rs`): a ledger sees no shares.
 //!
 //! The rule: start-time fair queueing (Goyal, Vin, Cheng 1997), charged for the time that a slot is really held. Newcomers
 //! are refused by dynamic thresholds (Choudhury, Hahne 1998).

@@ -37,9 +37,9 @@
 -- KEYS: an exchange with a cluster has one ledger, and their names have its hash tag. The eviction policy must be `noeviction`: any
 -- other may take a single ledger.
 --
--- A ledger whose limit finds its own value has a text, '<ledger>:pace': limit, generation, score, wall, until when it stands and for
--- how long in ms, 1 if a result of this generation was accepted, until when growth is used up in ms, and of the last cut its time in
--- ms, from and to (see pace.rs).
+-- A ledger whose limit finds its own value has a text, '<ledger>:pace': limit, generation of results, score, wall, until when
+-- it stands and for how long in ms, 1 if a result of this generation was accepted, until when growth is used up in ms, and of
+-- the last cut its time in ms, from and to (see pace.rs).
 --
 -- The state of a rate is a text, 'us rem count/period_us/burst/rounded/before_group/group/start_us charged since_us'
 -- (see rate.rs): the theoretical arrival time is us + rem / count; of the units that were `charged` since `since_us`, refunds are
@@ -76,7 +76,7 @@
 --                                 for each report and settlement tenant, us (negative: a refund), and the cost so far
 --                                         of the tenant's most expensive permit
 --                                 for each ask of a claim its payer
---            behind these of a limit that finds its own value PACE_REPORT: floor, ceiling; generation, and numbers of
+--            behind these of a limit that finds its own value PACE_REPORT: floor, ceiling; generation of results, and numbers of
 --                                         accepted and of overloaded results
 --   then     for each refund      REFUND_ARGS: index of its state in KEYS, cost; since_us and charged after the charge,
 --                                         and start_us before it
@@ -87,7 +87,7 @@
 --                                         refuse the claim (0), WAIT, or proceed without the slot (IF_FREE)
 --   then     if it expects one    the name of the generation, and what the replica has seen there less than a lease ago. The
 --                                         name is not in KEYS, since a server may be one of a cluster that is not known as such
---   of a hello                    the id of the generation that the replica has known for less than a lease (0: none), or
+--   of a hello                    the id of the generation that the replica has seen less than a lease ago (0: none), or
 --                                         '' if it does not ask
 --
 -- Options are a sum: 1 if the replica has waiters here, or newcomers that may wait; 2 if it also subscribes to its wake-ups; 4 if
@@ -118,7 +118,7 @@
 --                                         before any permit leaves the queue
 --                                 a list of the names of the replica's holders, nearest deadline first, if it asks,
 --                                         and no more units are in use than the sweep may still look at
---                                 the limit and the generation, if the limit finds its own value
+--                                 the limit and the generation of results, if the limit finds its own value
 --   then     for each claim       the text of its error; or a list
 --                                 for each charge: 0 (not charged), or the negated start that the rate would allow,
 --                                         in us, or

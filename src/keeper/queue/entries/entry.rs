@@ -142,7 +142,7 @@ pub(in crate::keeper) enum Holder {
 /// How the slot of a released entry was used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::keeper) enum Use {
-    /// This and `Unused` differ only if a permit had it.
+    /// By its permit, whose hold time counts; like `Unused` if no permit had it, as for a waiter.
     Held,
     /// Not at all: it does not count as a hold time.
     Unused,
@@ -204,7 +204,7 @@ impl Paying {
     }
 }
 
-/// The cost of a hold of this length, in us of the whole limit for a share of 1.
+/// The cost of a hold of this length, in us of virtual time: its part of the limit, divided by the share.
 ///
 /// Fractions of a us are rounded up for some names and down for others, so that the sum over many holds is right.
 pub(in crate::keeper) fn cost_us(time: Duration, seq: Seq, share: u32, max: u32) -> u64 {
