@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     io::{BufRead, BufReader, Write},
     mem::ManuallyDrop,
+    pin::pin,
     process::{Child, Command, Stdio},
     sync::{Arc, mpsc},
     task::{Context, Wake, Waker},
@@ -96,22 +97,16 @@ impl Wake for Caller {
 }
 
 /// A waker is foreign code, for example of a task that is polled right where it is woken: no lock of ours may be held
-/// then. `end` causes another poll, on a separate thread, and that ends. The permit is not dropped, because its drop would
-/// have to wait as well.
+/// then. `end` causes another poll, on a separate thread. The permit is not dropped, because its drop would have to
+/// wait as well.
 fn wakes(limiter: &Limiter, permit: Permit, end: impl FnOnce() + Send + 'static) -> usize {
-    let permit: &Permit = Box::leak(Box::new(permit));
+    let permit = ManuallyDrop::new(permit);
     let (tell, called) = mpsc::channel();
     let waker = Waker::from(Arc::new(Caller(limiter.clone(), tell)));
-    let mut lost = Box::pin(permit.lost());
+    let mut lost = pin!(permit.lost());
     assert_pending!(lost.as_mut().poll(&mut Context::from_waker(&waker)));
     thread::spawn(end);
     let held = called.recv_timeout(GUARD);
-    let (tell, polled) = mpsc::channel();
-    thread::spawn(move || {
-        let poll = lost.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        tell.send(poll.is_ready())
-    });
-    polled.recv_timeout(GUARD).expect("a poll ends");
     held.expect("it does not wait for itself")
 }
 

@@ -206,6 +206,21 @@ fn a_driver_that_has_moved_does_nothing_where_it_was() {
     });
 }
 
+/// Its end is told to whoever watches a permit, and each of them would start another one there.
+#[test]
+fn a_runtime_that_has_ended_takes_no_further_driver() {
+    let store = Arc::new(Silent::default());
+    let keeper = keeper_of(store.clone());
+    let ended = runtime();
+    let handle = ended.handle().clone();
+    drop(ended);
+    let _entered = handle.enter();
+    for _ in 0..2 {
+        assert_eq!(keeper.start_driver(), Err(AcquireErrorKind::NoRuntime));
+    }
+    assert_eq!(store.sessions.load(Relaxed), 1, "only the first was tried");
+}
+
 /// Otherwise the driver would run without a watchdog.
 #[test]
 fn a_late_driver_that_runs_while_its_thread_is_started_moves_too() {
