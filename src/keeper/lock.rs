@@ -311,7 +311,7 @@ impl DriverState {
         }
         self.stage = DriverStage::Absent;
         match panic {
-            // Without this, whoever is told below would start the next one there, which would be dropped too.
+            // Otherwise a watcher that is woken below would start the next driver there, which would be dropped too.
             None if !self.has_run => self.ended = self.runtime,
             None => {}
             Some(Panic::Elsewhere) => core.context_mut().log(LogEvent::DriverPanicked),

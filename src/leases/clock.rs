@@ -1,7 +1,7 @@
 //! Two clocks: the store's, used by the ledger, and the local monotonic clock, used for permits.
 //!
-//! They are never compared. Of a deadline of the store only its length counts, from the store's own time, and it is counted from a
-//! local moment that certainly precedes that: the sending of the exchange. This machine's wall clock is never read. This module
+//! The two are never compared. A deadline of the store becomes a length of time, which is counted from a local moment that
+//! certainly precedes the store's: the sending of the exchange. This machine's wall clock is never read. This module
 //! reads no clock at all: the callers do where a step begins (`keeper/lock.rs`), and in `lease.rs`, `tenure.rs` and `pool.rs` for
 //! operations without the lock.
 

@@ -17,7 +17,7 @@ impl LimiterBuilder {
     /// with [`OnLost::Abort`](crate::OnLost::Abort), so that an operator can revoke its permit. In memory, an operator of
     /// this process needs no such setting.
     ///
-    /// Such a limiter connects and shuts down on a Tokio runtime with timers and IO, even with
+    /// The limiter then connects and shuts down on a Tokio runtime with timers and IO, even with
     /// [`dedicated_thread`](Self::dedicated_thread); elsewhere both panic.
     pub fn operable(mut self) -> Self {
         self.identity.operable = true;

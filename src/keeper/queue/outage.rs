@@ -74,8 +74,8 @@ impl Queue {
         self.call_roll(ctx, false);
     }
 
-    /// Permits have returned: a batch with the whole limit serves those who have queued meanwhile, here or at other replicas. A
-    /// loss that was found here, without a permit to restore, is told no more.
+    /// Permits have returned: a batch with the whole limit serves the requests that have queued meanwhile, here or at other
+    /// replicas. A loss that was found here, without a permit to restore, is no longer reported to other replicas.
     pub fn on_returned(&mut self) {
         if !self.entries.is_introducing() {
             self.outbox.set_tells_loss(false);

@@ -206,7 +206,7 @@ fn a_driver_that_has_moved_does_nothing_where_it_was() {
     });
 }
 
-/// Its end is told to whoever watches a permit, and each of them would start another one there.
+/// Its end wakes the watchers of permits, and each of them would start another driver there.
 #[test]
 fn a_runtime_that_has_ended_takes_no_further_driver() {
     let store = Arc::new(Silent::default());

@@ -61,7 +61,7 @@ impl Lookups {
         addresses.await.map_err(copy)
     }
 
-    /// Connects to one of these addresses, if possible to one whose server may work. After a failure, the next attempt takes
+    /// Connects to one of these addresses, if possible not to one whose server has just failed. After a failure, the next attempt takes
     /// all of them.
     pub(super) async fn connect<T, E>(
         &self,
